@@ -1,0 +1,145 @@
+package config
+
+import (
+	"fmt"
+	"net"
+	"net/url"
+	"strconv"
+	"strings"
+)
+
+// Broker is the table of server keys. Names are Kafka's; keys that begin with "varve." have no counterpart there.
+var Broker = newTable(append(topicSynonyms(),
+	Key{Name: "node.id", Kind: Int, Default: "1", Min: 0, Max: maxInt, Doc: "This node's id, unique in the cluster."},
+	Key{Name: "cluster.id", Kind: String, Default: "", Doc: "Cluster id to create, or to insist on; empty takes the data directory's, or draws a new one."},
+	Key{Name: "listeners", Kind: List, Default: "PLAINTEXT://localhost:9092", Doc: "Addresses to listen on, PROTOCOL://HOST:PORT; port 0 picks a free one.", check: checkListeners},
+	Key{Name: "advertised.listeners", Kind: List, Default: "", Doc: "Addresses that clients are told to use; empty means listeners.", check: checkAdvertised},
+	Key{Name: "broker.rack", Kind: String, Default: "", Doc: "Rack or zone of this node."},
+	Key{Name: "log.dir", Kind: String, Default: "varve-data", Doc: "Folder of the partitions and of the metadata log."},
+	Key{Name: "num.partitions", Kind: Int, Default: "1", Min: 1, Max: 100_000, Doc: "Partitions of a topic that is created without a count."},
+	Key{Name: "default.replication.factor", Kind: Int, Default: "1", Min: 1, Max: 32767, Doc: "Replicas of a topic that is created without a count."},
+	Key{Name: "auto.create.topics.enable", Kind: Boolean, Default: "true", Doc: "Create a topic when a client asks for its metadata and allows it."},
+	Key{Name: "delete.topic.enable", Kind: Boolean, Default: "true", Doc: "Whether topics may be deleted."},
+	Key{Name: "socket.request.max.bytes", Kind: Int, Default: "104857600", Min: 1, Max: maxInt, Doc: "Largest request frame; a longer one closes its connection before anything is allocated."},
+	Key{Name: "max.connections", Kind: Int, Default: "2147483647", Min: 0, Max: maxInt, Doc: "Connections at one time; further ones are closed at once."},
+	Key{Name: "connections.max.idle.ms", Kind: Long, Default: "600000", Min: 1, Max: maxLong, Doc: "Silence after which a connection is closed."},
+	Key{Name: "max.request.partition.size.limit", Kind: Int, Default: "2000", Min: 1, Max: maxInt, Doc: "Partitions in one DescribeTopicPartitions answer."},
+	Key{Name: "fetch.max.bytes", Kind: Int, Default: "57671680", Min: 1024, Max: maxInt, Doc: "Largest fetch answer, whatever the client asks."},
+	Key{Name: "max.incremental.fetch.session.cache.slots", Kind: Int, Default: "1000", Min: 0, Max: maxInt, Doc: "Fetch sessions kept (KIP-227); beyond it clients send full fetches."},
+	Key{Name: "log.retention.check.interval.ms", Kind: Long, Default: "300000", Min: 1, Max: maxLong, Doc: "Pause between passes of local retention."},
+	Key{Name: "log.initial.task.delay.ms", Kind: Long, Default: "30000", Min: 0, Max: maxLong, Doc: "Delay of the first retention pass after start."},
+	Key{Name: "log.flush.offset.checkpoint.interval.ms", Kind: Int, Default: "60000", Min: 0, Max: maxInt, Doc: "Pause between writes of the recovery point and log start checkpoints."},
+	Key{Name: "replica.high.watermark.checkpoint.interval.ms", Kind: Long, Default: "5000", Min: 1, Max: maxLong, Doc: "Pause between writes of the high watermark checkpoint."},
+	Key{Name: "producer.id.expiration.ms", Kind: Int, Default: "86400000", Min: 1, Max: maxInt, Mode: Cluster, Doc: "Idle time after which a partition forgets a producer."},
+	Key{Name: "producer.id.expiration.check.interval.ms", Kind: Int, Default: "600000", Min: 1, Max: maxInt, Doc: "Pause between passes that forget idle producers."},
+	Key{Name: "offsets.topic.num.partitions", Kind: Int, Default: "50", Min: 1, Max: maxInt, Doc: "Partitions of __consumer_offsets."},
+	Key{Name: "offsets.topic.replication.factor", Kind: Short, Default: "1", Min: 1, Max: 32767, Doc: "Replicas of __consumer_offsets."},
+	Key{Name: "offsets.topic.segment.bytes", Kind: Int, Default: "104857600", Min: 1 << 20, Max: maxInt, Doc: "segment.bytes of __consumer_offsets."},
+	Key{Name: "offsets.retention.minutes", Kind: Int, Default: "10080", Min: 1, Max: maxInt, Doc: "How long committed offsets outlive their group's last member or commit."},
+	Key{Name: "offsets.retention.check.interval.ms", Kind: Long, Default: "600000", Min: 1, Max: maxLong, Doc: "Pause between passes that expire offsets."},
+	Key{Name: "offset.metadata.max.bytes", Kind: Int, Default: "4096", Min: 0, Max: maxInt, Doc: "Largest metadata text of a committed offset."},
+	Key{Name: "group.min.session.timeout.ms", Kind: Int, Default: "6000", Min: 1, Max: maxInt, Doc: "Smallest session timeout a classic member may ask."},
+	Key{Name: "group.max.session.timeout.ms", Kind: Int, Default: "1800000", Min: 1, Max: maxInt, Doc: "Largest session timeout a classic member may ask."},
+	Key{Name: "group.initial.rebalance.delay.ms", Kind: Int, Default: "3000", Min: 0, Max: maxInt, Doc: "How long the first rebalance of an empty group waits for more members."},
+	Key{Name: "group.max.size", Kind: Int, Default: "2147483647", Min: 1, Max: maxInt, Doc: "Members a classic group may have."},
+	Key{Name: "remote.log.storage.system.enable", Kind: Boolean, Default: "true", Doc: "Whether topics may be tiered. On by default, unlike in Kafka."},
+	Key{Name: "varve.bucket", Kind: String, Default: "", Doc: "Object store: a folder or file:///PATH, s3://BUCKET/PREFIX?endpoint=URL&region=R&path-style=true, or mem: for tests. Empty means LOG.DIR/bucket."},
+	Key{Name: "varve.bucket.access.key", Kind: String, Default: "", Doc: "Static S3 access key; empty takes the environment, then the credentials file, then the instance's role."},
+	Key{Name: "varve.bucket.secret.key", Kind: Password, Default: "", Doc: "Secret of the static S3 access key."},
+	Key{Name: "varve.bucket.session.token", Kind: Password, Default: "", Doc: "Session token of the static S3 access key."},
+	Key{Name: "varve.bucket.credentials.file", Kind: String, Default: "", Doc: "AWS credentials file to read, and to read again when the store refuses."},
+	Key{Name: "rsm.config.key.prefix", Kind: String, Default: "", Doc: "Text in front of every object key, as is; end it with a slash for a folder."},
+	Key{Name: "rsm.config.chunk.size", Kind: Int, Default: "4194304", Min: 1, Max: 1 << 30, Doc: "Plain bytes of a chunk of compressed or encrypted objects."},
+	Key{Name: "rsm.config.compression.enabled", Kind: Boolean, Default: "false", Doc: "Compress objects with zstd, chunk by chunk. Such objects are not offered for direct reads of plain bytes."},
+	Key{Name: "rsm.config.encryption.enabled", Kind: Boolean, Default: "false", Doc: "Encrypt objects with AES-256-GCM under a data key of their own."},
+	Key{Name: "rsm.config.encryption.key.pair.id", Kind: String, Default: "", Doc: "Key pair that wraps the data keys of new objects."},
+	Key{Name: "rsm.config.encryption.key.pairs", Kind: List, Default: "", Doc: "Key pairs, ID=PRIVATE-KEY-PEM-FILE, that unwrap the data keys of old objects."},
+	Key{Name: "remote.log.manager.task.interval.ms", Kind: Long, Default: "30000", Min: 1, Max: maxLong, Doc: "Pause between passes over a partition's uploads and remote retention. A roll starts a pass at once."},
+	Key{Name: "remote.log.manager.copier.thread.pool.size", Kind: Int, Default: "10", Min: 1, Max: 1000, Doc: "Uploads and remote deletions at one time."},
+	Key{Name: "remote.log.manager.copy.max.bytes.per.second", Kind: Long, Default: strconv.FormatInt(maxLong, 10), Min: 1, Max: maxLong, Mode: Cluster, Doc: "Upload rate of the broker (KIP-956)."},
+	Key{Name: "remote.log.manager.fetch.max.bytes.per.second", Kind: Long, Default: strconv.FormatInt(maxLong, 10), Min: 1, Max: maxLong, Mode: Cluster, Doc: "Rate of reads from the tier (KIP-956)."},
+	Key{Name: "remote.log.reader.threads", Kind: Int, Default: "10", Min: 1, Max: 1000, Doc: "Reads from the bucket at one time."},
+	Key{Name: "remote.log.reader.max.pending.tasks", Kind: Int, Default: "100", Min: 1, Max: maxInt, Doc: "Reads from the bucket that may wait for their turn."},
+	Key{Name: "remote.log.index.file.cache.total.size.bytes", Kind: Long, Default: "134217728", Min: 1, Max: maxLong, Doc: "Memory for indexes of remote segments. Kafka's default is 1 GiB, of disk."},
+	Key{Name: "varve.remote.chunk.cache.bytes", Kind: Long, Default: "134217728", Min: 1 << 20, Max: maxLong, Doc: "Memory for data read from the bucket."},
+	Key{Name: "varve.remote.readahead.bytes", Kind: Long, Default: "33554432", Min: 0, Max: maxLong, Doc: "How far a sequential read of the tier runs ahead of its consumer, across segments."},
+	Key{Name: "remote.fetch.max.wait.ms", Kind: Int, Default: "500", Min: 1, Max: maxInt, Mode: Cluster, Doc: "How long a fetch waits for the bucket before the partition is answered empty; the read goes on into the cache."},
+	Key{Name: "remote.list.offsets.request.timeout.ms", Kind: Long, Default: "30000", Min: 1, Max: maxLong, Mode: Cluster, Doc: "How long ListOffsets waits for the bucket."},
+	Key{Name: "varve.direct.fetch.enable", Kind: Boolean, Default: "true", Doc: "Answer clients that ask for it with the place of tiered data in the bucket (KIP-1248)."},
+	Key{Name: "varve.remote.delete.delay.ms", Kind: Long, Default: "60000", Min: 0, Max: maxLong, Doc: "How long objects outlive the record of their deletion, for readers that hold their place. Also the validity of a handed out place."},
+	Key{Name: "varve.shutdown.timeout.ms", Kind: Int, Default: "8000", Min: 100, Max: 600_000, Doc: "Time that a clean shutdown may take before it is cut short."},
+	Key{Name: "varve.http.listener", Kind: String, Default: "", Doc: "HOST:PORT of /metrics, /live and /ready; empty for none."},
+	Key{Name: "varve.http.pprof", Kind: Boolean, Default: "false", Doc: "Serve /debug/pprof on the HTTP listener."},
+	Key{Name: "varve.log.format", Kind: String, Default: "text", OneOf: []string{"text", "json"}, Doc: "Form of log lines."},
+	Key{Name: "varve.log.level", Kind: String, Default: "info", OneOf: []string{"debug", "info", "warn", "error"}, Doc: "Least severity that is logged."},
+	Key{Name: "varve.max.open.files", Kind: Int, Default: "4096", Min: 64, Max: 1_000_000, Doc: "Segment files kept open at one time."},
+)...)
+
+// topicSynonyms are the broker keys that give topics their defaults, bounds and all.
+func topicSynonyms() []Key {
+	var keys []Key
+	seen := map[string]bool{}
+	for _, k := range Topic.keys {
+		if k.Synonym == "" || seen[k.Synonym] {
+			continue
+		}
+		seen[k.Synonym] = true
+		keys = append(keys, Key{Name: k.Synonym, Kind: k.Kind, Default: k.Default, Min: k.Min, Max: k.Max, OneOf: k.OneOf, Mode: Cluster,
+			check: k.check, Doc: "Default of the topic config " + k.Name + "."})
+	}
+	return append(keys,
+		Key{Name: "log.retention.minutes", Kind: Int, Default: "", Doc: "As log.retention.ms, which wins; wins over log.retention.hours."},
+		Key{Name: "log.retention.hours", Kind: Int, Default: "168", Doc: "As log.retention.ms, used when neither milliseconds nor minutes are given."},
+		Key{Name: "log.roll.hours", Kind: Int, Default: "168", Min: 1, Max: maxInt, Doc: "As log.roll.ms, which wins."},
+		Key{Name: "log.roll.jitter.hours", Kind: Int, Default: "0", Min: 0, Max: maxInt, Doc: "As log.roll.jitter.ms, which wins."},
+	)
+}
+
+// Listener is one parsed element of listeners or advertised.listeners.
+type Listener struct {
+	Name string // PLAINTEXT
+	Host string // empty listens on all interfaces
+	Port int    // 0..65535
+}
+
+// Address is host:port.
+func (l Listener) Address() string { return net.JoinHostPort(l.Host, strconv.Itoa(l.Port)) }
+
+// ParseListeners reads a comma list of NAME://HOST:PORT.
+func ParseListeners(list string) ([]Listener, error) {
+	var out []Listener
+	for _, item := range SplitList(list) {
+		u, err := url.Parse(item)
+		if err != nil || u.Scheme == "" || u.Port() == "" {
+			return nil, fmt.Errorf("want PROTOCOL://HOST:PORT, got %q", item)
+		}
+		port, err := strconv.Atoi(u.Port())
+		if err != nil || port > 65535 {
+			return nil, fmt.Errorf("bad port in %q", item)
+		}
+		name := strings.ToUpper(u.Scheme)
+		if name != "PLAINTEXT" {
+			return nil, fmt.Errorf("%q: only PLAINTEXT listeners are supported", item)
+		}
+		out = append(out, Listener{name, u.Hostname(), port})
+	}
+	return out, nil
+}
+
+func checkListeners(v string) error {
+	l, err := ParseListeners(v)
+	if err == nil && len(l) == 0 {
+		err = fmt.Errorf("at least one listener is needed")
+	}
+	return err
+}
+
+func checkAdvertised(v string) error {
+	listeners, err := ParseListeners(v)
+	for _, l := range listeners {
+		if ip := net.ParseIP(l.Host); l.Host == "" || ip != nil && ip.IsUnspecified() {
+			return fmt.Errorf("clients cannot connect to %q: advertise a name or address of this machine", l.Host)
+		}
+	}
+	return err
+}
