@@ -58,7 +58,9 @@ func (c nameChange) apply(children func(*node) map[string]*node) {
 	}
 }
 
-func newDir() *node { return &node{dir: true, children: map[string]*node{}, stable: map[string]*node{}} }
+func newDir() *node {
+	return &node{dir: true, children: map[string]*node{}, stable: map[string]*node{}}
+}
 
 // NewMem returns an empty file system.
 func NewMem() *Mem { return &Mem{root: newDir(), locks: map[string]bool{}} }
