@@ -222,7 +222,11 @@ func (b *Bucket) ListUploads(ctx context.Context, prefix string, fn func(objstor
 		if u.Err != nil {
 			return b.wrap("list uploads", prefix, u.Err)
 		}
-		if err := fn(objstore.Upload{Key: u.Key, ID: u.UploadID, Initiated: u.Initiated, Bytes: u.Size}); err != nil {
+		size, err := b.uploadSize(ctx, u.Key, u.UploadID)
+		if err != nil {
+			return err
+		}
+		if err := fn(objstore.Upload{Key: u.Key, ID: u.UploadID, Initiated: u.Initiated, Bytes: size}); err != nil {
 			return err
 		}
 	}
@@ -230,6 +234,28 @@ func (b *Bucket) ListUploads(ctx context.Context, prefix string, fn func(objstor
 		return b.wrap("list uploads", prefix, err)
 	}
 	return nil
+}
+
+// uploadSize sums the parts that an unfinished upload holds, 0 if it has just ended.
+func (b *Bucket) uploadSize(ctx context.Context, key, id string) (int64, error) {
+	var size int64
+	for marker := 0; ; {
+		res, err := b.core.ListObjectParts(ctx, b.opts.Bucket, key, id, marker, 1000)
+		if err != nil {
+			err = b.wrap("list parts", key, err)
+			if e := (*objstore.Error)(nil); errors.As(err, &e) && (e.Code == "NoSuchUpload" || errors.Is(e, objstore.ErrAccess)) {
+				return size, nil
+			}
+			return 0, err
+		}
+		for _, p := range res.ObjectParts {
+			size += p.Size
+		}
+		if !res.IsTruncated || res.NextPartNumberMarker <= marker {
+			return size, nil
+		}
+		marker = res.NextPartNumberMarker
+	}
 }
 
 // AbortUpload implements objstore.MultipartLister.
