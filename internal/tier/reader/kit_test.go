@@ -45,7 +45,7 @@ func ring(t *testing.T) *remoteformat.Keyring {
 	return &k
 }
 
-func makeWorld(t *testing.T, write remoteformat.WriteOptions) *world {
+func makeWorld(t testing.TB, write remoteformat.WriteOptions) *world {
 	t.Helper()
 	w := &world{bucket: objstore.WithFaults(objstore.NewMemory()), ring: write.Keyring}
 	for n := range int64(segmentsOfWorld) {
@@ -91,7 +91,7 @@ func makeWorld(t *testing.T, write remoteformat.WriteOptions) *world {
 	return w
 }
 
-func (w *world) reader(t *testing.T, change func(*reader.Options)) *reader.Reader {
+func (w *world) reader(t testing.TB, change func(*reader.Options)) *reader.Reader {
 	t.Helper()
 	o := reader.Options{Bucket: w.bucket, Prefix: "p/", Keyring: w.ring, BlockBytes: 1500, ReadAheadBytes: -1}
 	if change != nil {
@@ -113,7 +113,7 @@ func variants(t *testing.T) map[string]remoteformat.WriteOptions {
 }
 
 // bytesFrom are the batches from the one that holds offset up to upTo.
-func (w *world) bytesFrom(t *testing.T, offset, upTo int64) []byte {
+func (w *world) bytesFrom(t testing.TB, offset, upTo int64) []byte {
 	t.Helper()
 	var out []byte
 	for rest := w.log; len(rest) > 0; {

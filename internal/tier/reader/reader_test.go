@@ -313,8 +313,8 @@ func TestReadAheadIsBoundedAndCrossesSegments(t *testing.T) {
 		for res.NextOffset < 300 {
 			res = read(res.NextOffset)
 		}
-		if n := w.bucket.Count(objstore.OpGet); n != 3*(1+4)+indexes(w, r) {
-			t.Errorf("%d fetches for 12 blocks, 3 manifests and indexes", n)
+		if n := w.bucket.Count(objstore.OpGet); n != 12+3+3 {
+			t.Errorf("%d fetches for 12 blocks, 3 manifests and 3 offset indexes", n)
 		}
 		// At the end of the world nothing was waited for.
 		w2 := makeWorld(t, plain)
@@ -329,9 +329,6 @@ func TestReadAheadIsBoundedAndCrossesSegments(t *testing.T) {
 		}
 	})
 }
-
-// indexes is how many offset indexes the sequential reader needed: one for each segment it entered in the middle.
-func indexes(w *world, _ *reader.Reader) int { return len(w.segs) }
 
 func TestCloseDoesNotWaitForTheStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -472,4 +469,60 @@ func TestWhatAReplicaNeeds(t *testing.T) {
 	if w.segs[0].CRC == 0 {
 		t.Error("no checksum")
 	}
+}
+
+// Whatever an object holds, reading ends, in order, and without a panic.
+func FuzzLogObject(f *testing.F) {
+	f.Add([]byte{}, uint16(0))
+	f.Add([]byte{0, 0, 0, 0, 0, 0, 0, 100, 0, 0, 0, 49}, uint16(600))
+	f.Fuzz(func(t *testing.T, patch []byte, at uint16) {
+		w := makeWorld(t, plain)
+		name := w.segs[1].Object("p/", remoteformat.ObjectLog)
+		data, err := objstore.ReadAll(t.Context(), w.bucket, name, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data = append(data[:min(int(at), len(data)):len(data)], append(patch, data[min(int(at)+len(patch), len(data)):]...)...)
+		if err := w.bucket.Put(t.Context(), name, bytes.NewReader(data), int64(len(data)), objstore.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		r := w.reader(t, nil)
+		for next := int64(100); next < 200; {
+			res, err := r.Read(t.Context(), w.segs, next, 1000, math.MaxInt64, true)
+			if err != nil {
+				break
+			}
+			if res.NextOffset <= next {
+				t.Fatalf("stays at %d", next)
+			}
+			next = res.NextOffset
+		}
+		_, _, _ = r.OffsetForTimestamp(t.Context(), w.segs, 150_000, 0)
+	})
+}
+
+// Whatever an index holds, look-ups end and stay within the object.
+func FuzzIndexes(f *testing.F) {
+	f.Add([]byte{0, 0, 0, 5, 0x7f, 0, 0, 0}, uint16(0))
+	f.Fuzz(func(t *testing.T, patch []byte, at uint16) {
+		w := makeWorld(t, plain)
+		name := w.segs[1].Object("p/", remoteformat.ObjectIndexes)
+		data, err := objstore.ReadAll(t.Context(), w.bucket, name, 1<<20)
+		if err != nil {
+			t.Fatal(err)
+		}
+		copy(data[min(int(at), len(data)):], patch)
+		if err := w.bucket.Put(t.Context(), name, bytes.NewReader(data), int64(len(data)), objstore.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		r := w.reader(t, nil)
+		if from, to, err := r.Locate(t.Context(), w.segs[1], 155, 1000); err == nil && (from < 0 || to <= from || to > w.segs[1].Size) {
+			t.Fatalf("%d to %d", from, to)
+		}
+		_, _ = r.Read(t.Context(), w.segs, 155, 1000, math.MaxInt64, true)
+		_, _, _ = r.Aborted(t.Context(), w.segs, 100, 200)
+		_, _, _ = r.OffsetForTimestamp(t.Context(), w.segs, 150_000, 0)
+		_, _ = r.LeaderEpochs(t.Context(), w.segs[1])
+		_, _ = r.ProducerSnapshot(t.Context(), w.segs[1])
+	})
 }

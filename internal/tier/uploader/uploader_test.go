@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/crc32"
+	"reflect"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -248,5 +249,38 @@ func TestFsck(t *testing.T) {
 	}
 	if r, err = uploader.Fsck(t.Context(), b, known, o); err != nil || len(r.Orphans) != 0 || r.Foreign != 2 {
 		t.Errorf("after repair: %+v %v", r, err)
+	}
+}
+
+func TestDiscover(t *testing.T) {
+	b := objstore.NewMemory()
+	for _, n := range []byte{2, 0, 1} {
+		seg, src := make10(t, n, int64(n)*100, recordbatch.CodecNone)
+		if _, err := uploader.Upload(t.Context(), b, seg, src, uploader.Options{Prefix: "p/", Write: remoteformat.WriteOptions{Compress: n == 1}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	bad, _ := make10(t, 9, 900, recordbatch.CodecNone)
+	if err := b.Put(t.Context(), bad.Object("p/", remoteformat.ObjectManifest), bytes.NewReader([]byte("{}")), 2, objstore.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	found, err := uploader.Discover(t.Context(), b, "p/")
+	if err != nil || len(found) != 4 || !errors.Is(found[3].Err, remoteformat.ErrManifest) {
+		t.Fatalf("%+v %v", found, err)
+	}
+	var segs tier.Segments
+	for i, d := range found[:3] {
+		want, src := make10(t, byte(i), int64(i)*100, recordbatch.CodecNone)
+		want.State, want.TxnIndexEmpty, want.Format, want.ObjectBytes = tier.CopyFinished, true, tier.FormatKafkaV1, d.Segment.ObjectBytes
+		if i == 1 {
+			want.Format = tier.FormatChunkedV1
+		}
+		if d.Err != nil || !reflect.DeepEqual(d.Segment, want) || d.Segment.Size != src.Size {
+			t.Errorf("%+v\ninstead of\n%+v %v", d.Segment, want, d.Err)
+		}
+		segs = append(segs, d.Segment)
+	}
+	if err := segs.Check(); err != nil {
+		t.Error(err)
 	}
 }
