@@ -67,6 +67,16 @@ func (x *Indexes) Add(h *recordbatch.Header, pos int64) {
 	x.sinceLast += int64(h.Size)
 }
 
+// Observe takes the timestamp of a batch that is in the offset index, or has no place there, already.
+func (x *Indexes) Observe(h *recordbatch.Header) {
+	if h.MaxTimestamp > x.max.Timestamp {
+		x.max = TimestampOffset{h.MaxTimestamp, h.LastOffset()}
+	}
+}
+
+// SetTxns replaces the transaction index.
+func (x *Indexes) SetTxns(b []byte) { x.txns = b }
+
 func (x *Indexes) addTime() {
 	if x.max.Timestamp > x.lastTime && fits(x.max.Offset, x.base) {
 		x.times = binary.BigEndian.AppendUint64(x.times, uint64(x.max.Timestamp))

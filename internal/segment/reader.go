@@ -44,6 +44,12 @@ func OpenSealed(files *FileCache, dir string, base, next, size int64) *Reader {
 	return &Reader{Base: base, Next: next, Size: size, files: files, path: filepath.Join(dir, FileName(base, "")), seal: &sealed{}}
 }
 
+// OpenInMemory makes a reader of a segment whose indexes are in memory, not in files.
+func OpenInMemory(files *FileCache, dir string, base, next, size int64, x *Indexes) *Reader {
+	return &Reader{Base: base, Next: next, Size: size, files: files, path: filepath.Join(dir, FileName(base, "")),
+		grow: &growing{x.Offsets(), x.Times(), x.Txns(), x.Max()}}
+}
+
 // Path is the path of one of the segment's files.
 func (r *Reader) Path(suffix string) string { return r.path + suffix }
 

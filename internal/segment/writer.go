@@ -121,12 +121,12 @@ type Limits struct {
 // Full says whether batches of n bytes, which end at last and are as late as maxTime, must go to a new segment.
 // Time is that of the records: the first batch's against the new ones', or, without timestamps, the clock's.
 func (w *Writer) Full(n, last, maxTime, nowMs int64, l Limits) bool {
+	if last-w.base > math.MaxInt32 {
+		return true
+	}
 	if w.size > l.Bytes-n {
 		// An empty segment takes any batch, as refusing it would not help.
 		return w.size > 0
-	}
-	if last-w.base > math.MaxInt32 {
-		return true
 	}
 	offsets, times := l.IndexBytes/OffsetEntrySize, l.IndexBytes/TimeEntrySize-1
 	if w.size > 0 && (len(w.indexes.offsets)/OffsetEntrySize >= max(offsets, 1) || len(w.indexes.times)/TimeEntrySize >= max(times, 1)) {

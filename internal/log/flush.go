@@ -1,0 +1,152 @@
+package log
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"path/filepath"
+
+	"github.com/varve-io/varve/internal/segment"
+)
+
+// flushDueLocked applies flush.messages and flush.ms.
+func (l *Log) flushDueLocked(cfg *Config, nowMs int64) bool {
+	return l.active.Next()-l.recoveryPoint >= cfg.FlushMessages ||
+		cfg.FlushMs != math.MaxInt64 && nowMs-l.flushedMs >= cfg.FlushMs
+}
+
+// Flush makes all that was appended before the call durable and advances the recovery point. A failure ends
+// the log.
+func (l *Log) Flush() error { return l.flushAt(math.MaxInt64, -1) }
+
+// FlushUpTo is Flush for the offsets below upTo alone; with the base of the active segment it leaves that out.
+func (l *Log) FlushUpTo(upTo int64) error { return l.flushAt(upTo, -1) }
+
+func (l *Log) flushAt(upTo, nowMs int64) error {
+	l.flushMu.Lock()
+	defer l.flushMu.Unlock()
+	return l.flushHeld(upTo, nowMs)
+}
+
+// flushHeld runs under flushMu.
+func (l *Log) flushHeld(upTo, nowMs int64) error {
+	l.mu.Lock()
+	if err := l.writableLocked(); err != nil {
+		l.mu.Unlock()
+		return err
+	}
+	upTo = min(upTo, l.active.Next())
+	var todo []*segment.Reader
+	syncedBelow := l.syncedBelow
+	for _, r := range l.sealed {
+		if r.Base >= l.syncedBelow && r.Base < upTo {
+			todo = append(todo, r)
+			syncedBelow = r.Next
+		}
+	}
+	if upTo > l.recoveryPoint && l.active.Base() < upTo {
+		todo = append(todo, l.active.Reader())
+	}
+	dirty := l.dirDirty
+	l.dirDirty = false
+	l.mu.Unlock()
+	for _, r := range todo {
+		if err := r.Sync(); err != nil {
+			return l.die("flush", err)
+		}
+	}
+	if dirty {
+		if err := l.fs.SyncDir(l.dir); err != nil {
+			return l.die("flush", err)
+		}
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.syncedBelow = max(l.syncedBelow, syncedBelow)
+	l.recoveryPoint = max(l.recoveryPoint, upTo)
+	if nowMs >= 0 {
+		l.flushedMs = nowMs
+	}
+	l.publishLocked()
+	return nil
+}
+
+// Close flushes, writes indexes and a producer snapshot, and lets go of the files: the log can be opened with
+// Clean. Views stay readable.
+func (l *Log) Close() error {
+	l.flushMu.Lock()
+	defer l.flushMu.Unlock()
+	l.mu.Lock()
+	if errors.Is(l.dead, ErrClosed) {
+		l.mu.Unlock()
+		return nil
+	}
+	l.mu.Unlock()
+	err := l.flushHeld(math.MaxInt64, -1)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil {
+		err = l.closeLocked()
+	}
+	l.dead = ErrClosed
+	l.forgetLocked()
+	return err
+}
+
+func (l *Log) closeLocked() error {
+	if err := l.active.WriteIndexes(true); err != nil {
+		return fmt.Errorf("%s: close: %w", l.partition, err)
+	}
+	if err := l.writeSnapshotLocked(l.active.Next(), true); err != nil {
+		return err
+	}
+	if err := l.fs.SyncDir(l.dir); err != nil {
+		return fmt.Errorf("%s: close: %w", l.partition, err)
+	}
+	l.publishLocked()
+	return nil
+}
+
+// CloseDirty lets go of the files and writes nothing, as a crash would.
+func (l *Log) CloseDirty() {
+	l.flushMu.Lock()
+	defer l.flushMu.Unlock()
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.dead = ErrClosed
+	l.forgetLocked()
+}
+
+// forgetLocked closes the files, once their users are done.
+func (l *Log) forgetLocked() {
+	for _, r := range append(l.sealed[:len(l.sealed):len(l.sealed)], l.active.Reader()) {
+		for _, suffix := range []string{segment.LogSuffix, segment.OffsetIndexSuffix, segment.TimeIndexSuffix, segment.TxnIndexSuffix} {
+			l.files.Forget(r.Path(suffix))
+		}
+	}
+}
+
+// Delete closes the log and renames its folder to one that ends in "-delete", whose path it returns for later
+// removal. Views stay readable.
+func (l *Log) Delete() (string, error) {
+	l.CloseDirty()
+	for i := 0; ; i++ {
+		to := fmt.Sprintf("%s.%x-delete", l.dir, l.topicID)
+		if i > 0 {
+			to = fmt.Sprintf("%s.%x%02x-delete", l.dir, l.topicID, i)
+		}
+		if _, err := l.fs.Stat(to); err == nil {
+			continue
+		} else if !errors.Is(err, fs.ErrNotExist) {
+			return "", fmt.Errorf("%s: delete: %w", l.partition, err)
+		}
+		if err := l.fs.Rename(l.dir, to); err != nil {
+			return "", fmt.Errorf("%s: delete: %w", l.partition, err)
+		}
+		if err := l.fs.SyncDir(filepath.Dir(l.dir)); err != nil {
+			return to, fmt.Errorf("%s: delete: %w", l.partition, err)
+		}
+		return to, nil
+	}
+}

@@ -1,0 +1,229 @@
+package log
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/varve-io/varve/internal/segment"
+	"github.com/varve-io/varve/internal/tp"
+	"github.com/varve-io/varve/internal/vfs"
+)
+
+const (
+	metadataFile  = "partition.metadata"
+	restartFile   = "restart"  // see restart.go
+	restartSuffix = ".restart" // files that wait for it
+)
+
+// survey is what lies in a partition's folder.
+type survey struct {
+	exists    bool
+	topicID   tp.UUID // zero without partition.metadata
+	segments  []foundSegment
+	snapshots []int64
+	stray     []string // names that nobody needs
+}
+
+// foundSegment has the sizes of a segment's files; -1 is a missing one.
+type foundSegment struct {
+	base, size           int64
+	offsets, times, txns int64
+}
+
+// look lists the folder. It writes nothing.
+func (l *Log) look() (*survey, error) {
+	d := &survey{}
+	names, err := l.fs.ReadDir(l.dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return d, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	d.exists = true
+	sizes := map[string]int64{}
+	for _, e := range names {
+		_, suffix, ours := segment.ParseFileName(e.Name)
+		ours = ours || e.Name == metadataFile || e.Name == epochFile
+		switch {
+		case ours && e.IsDir:
+			return nil, &CorruptError{l.file(e.Name), -1, errors.New("is a folder, not a file")}
+		case strings.HasSuffix(e.Name, ".swap"):
+			// A compaction of Kafka was interrupted in the middle of replacing segments.
+			return nil, &CorruptError{l.file(e.Name), -1, errors.New("unfinished compaction; let Kafka open the log first")}
+		case strings.HasSuffix(e.Name, ".deleted"), strings.HasSuffix(e.Name, ".cleaned"), strings.HasSuffix(e.Name, ".tmp"),
+			strings.HasSuffix(e.Name, restartSuffix):
+			d.stray = append(d.stray, e.Name)
+		case suffix == segment.LogSuffix, suffix == segment.OffsetIndexSuffix, suffix == segment.TimeIndexSuffix, suffix == segment.TxnIndexSuffix:
+			info, err := l.fs.Stat(l.file(e.Name))
+			if err != nil {
+				return nil, err
+			}
+			sizes[e.Name] = info.Size
+		}
+	}
+	size := func(base int64, suffix string) int64 {
+		if s, ok := sizes[segment.FileName(base, suffix)]; ok {
+			return s
+		}
+		return -1
+	}
+	for _, e := range names { // in order of names, which is that of offsets
+		base, suffix, ok := segment.ParseFileName(e.Name)
+		switch {
+		case !ok:
+		case suffix == segment.LogSuffix:
+			d.segments = append(d.segments, foundSegment{base, sizes[e.Name],
+				size(base, segment.OffsetIndexSuffix), size(base, segment.TimeIndexSuffix), size(base, segment.TxnIndexSuffix)})
+		case suffix == segment.SnapshotSuffix:
+			d.snapshots = append(d.snapshots, base)
+		case size(base, segment.LogSuffix) < 0 && sizes[e.Name] >= 0:
+			if _, known := sizes[e.Name]; known {
+				d.stray = append(d.stray, e.Name)
+			}
+		}
+	}
+	b, err := vfs.ReadFile(l.fs, l.file(metadataFile), 4096)
+	if errors.Is(err, fs.ErrNotExist) {
+		return d, nil
+	}
+	if err == nil {
+		d.topicID, err = parseMetadata(b)
+	}
+	if err != nil {
+		return nil, &CorruptError{l.file(metadataFile), -1, err}
+	}
+	return d, nil
+}
+
+// parseMetadata reads partition.metadata:
+//
+//	version: 0
+//	topic_id: <22 characters>
+func parseMetadata(b []byte) (tp.UUID, error) {
+	var version, id string
+	for i, line := range strings.Split(strings.TrimRight(string(b), "\n"), "\n") {
+		name, value, ok := strings.Cut(line, ":")
+		value = strings.TrimSpace(value)
+		switch {
+		case !ok || i > 1:
+			return tp.UUID{}, fmt.Errorf("line %d of partition metadata: %.60q", i+1, line)
+		case i == 0 && name == "version":
+			version = value
+		case i == 1 && name == "topic_id":
+			id = value
+		}
+	}
+	if v, err := strconv.ParseInt(version, 10, 32); err != nil || v < 0 {
+		return tp.UUID{}, fmt.Errorf("version %.20q of partition metadata", version)
+	}
+	u, err := tp.ParseUUID(id)
+	if err == nil && u.IsZero() {
+		err = errors.New("topic id is zero")
+	}
+	return u, err
+}
+
+func marshalMetadata(id tp.UUID) []byte { return []byte("version: 0\ntopic_id: " + id.String()) }
+
+// damaged says whether the index files of a finished segment must be rebuilt. With deep their last entries are
+// read, too.
+func (l *Log) damaged(s foundSegment, next int64, interval int, deep bool) (index, txns bool) {
+	txns = s.txns > 0 && s.txns%segment.TxnEntrySize != 0
+	if s.size == 0 {
+		return s.offsets < 0 || s.times < 0, txns
+	}
+	// A finished segment has a time entry unless no record has a time, and an offset entry unless it is short.
+	if s.offsets < 0 || s.offsets%segment.OffsetEntrySize != 0 || s.times <= 0 || s.times%segment.TimeEntrySize != 0 ||
+		s.offsets == 0 && s.size > 2*int64(interval) {
+		return true, txns
+	}
+	if !deep {
+		return false, txns
+	}
+	check := func(suffix string, f func(h *segment.Handle) error) bool {
+		h, err := l.files.Acquire(l.path(s.base, suffix), false)
+		if err != nil {
+			return true
+		}
+		defer h.Release()
+		return f(h) != nil
+	}
+	index = check(segment.OffsetIndexSuffix, func(h *segment.Handle) error {
+		return segment.OpenOffsetIndex(s.base, h.File, s.offsets).Check(next, s.size)
+	}) || check(segment.TimeIndexSuffix, func(h *segment.Handle) error {
+		return segment.OpenTimeIndex(s.base, h.File, s.times).Check(next)
+	})
+	if s.txns > 0 && !txns {
+		b, err := vfs.ReadFile(l.fs, l.path(s.base, segment.TxnIndexSuffix), 64<<20)
+		if err == nil {
+			_, err = segment.ParseTxnIndex(b)
+		}
+		txns = err != nil
+	}
+	return index, txns
+}
+
+// removeFiles deletes names of the folder; missing ones are fine.
+func (l *Log) removeFiles(names []string) error {
+	for _, name := range names {
+		l.files.Forget(filepath.Join(l.dir, name))
+		if err := l.fs.Remove(l.file(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// segmentNames are the files of a segment, the batches last: an index without batches is swept up later.
+func segmentNames(base int64) []string {
+	return []string{segment.FileName(base, segment.TxnIndexSuffix), segment.FileName(base, segment.TimeIndexSuffix),
+		segment.FileName(base, segment.OffsetIndexSuffix), segment.FileName(base, segment.LogSuffix)}
+}
+
+// restart is the content of the restart file. With snapshot a producer snapshot comes with it.
+type restart struct {
+	next, logStart int64
+	snapshot       bool
+}
+
+func (r restart) marshal() []byte {
+	return fmt.Appendf(nil, "0\n%d %d %t\n", r.next, r.logStart, r.snapshot)
+}
+
+func parseRestart(b []byte) (r restart, err error) {
+	lines := bytes.Split(b, []byte("\n"))
+	if len(lines) != 3 || string(lines[0]) != "0" || len(lines[2]) != 0 {
+		return r, fmt.Errorf("restart file %.60q", b)
+	}
+	f := bytes.Fields(lines[1])
+	if len(f) != 3 {
+		return r, fmt.Errorf("restart file %.60q", b)
+	}
+	r.next, err = strconv.ParseInt(string(f[0]), 10, 64)
+	if err == nil {
+		r.logStart, err = strconv.ParseInt(string(f[1]), 10, 64)
+	}
+	if err == nil {
+		r.snapshot, err = strconv.ParseBool(string(f[2]))
+	}
+	if err == nil && (r.logStart < 0 || r.next < r.logStart) {
+		err = fmt.Errorf("restart at %d with log start %d", r.next, r.logStart)
+	}
+	return r, err
+}
+
+func sorted(offsets map[int64][]byte) []int64 {
+	out := make([]int64, 0, len(offsets))
+	for o := range offsets {
+		out = append(out, o)
+	}
+	slices.Sort(out)
+	return out
+}
