@@ -73,7 +73,7 @@ func New(o Options) (*Bucket, error) {
 // String is the bucket's name and the store's address.
 func (b *Bucket) String() string { return b.url }
 
-// Close drops idle connections.
+// Close drops idle connections; the bucket stays usable.
 func (b *Bucket) Close() error {
 	b.transport.CloseIdleConnections()
 	return nil

@@ -78,7 +78,9 @@ func (r *Reader) readSegment(ctx context.Context, seg *tier.Segment, res *Result
 			return false, at, err
 		}
 	}
-	r.prefetch(seg, m, pos, pos+max(int64(maxBytes-len(res.Records)), 1))
+	if size, to := r.blockSize(m), pos+int64(maxBytes-len(res.Records)); (to-1)/size > pos/size {
+		r.prefetch(seg, m, pos, to) // several blocks at once; the first comes first
+	}
 	w := r.walk(ctx, seg, m, pos)
 	defer func() { w.Release() }() // of the scanner that it has at the end
 	for w.Next() {
