@@ -208,3 +208,36 @@ func TestCheckNamesWhatIsMissing(t *testing.T) {
 		}
 	}
 }
+
+// careless is a store that ignores the condition of create-only puts, as some clones do.
+type careless struct{ objstore.Bucket }
+
+func (c careless) Put(ctx context.Context, key string, body io.ReaderAt, size int64, _ objstore.PutOptions) error {
+	return c.Bucket.Put(ctx, key, body, size, objstore.PutOptions{})
+}
+
+// framing is a store that keeps the upload's framing in the object.
+type framing struct{ objstore.Bucket }
+
+func (f framing) Put(ctx context.Context, key string, body io.ReaderAt, size int64, o objstore.PutOptions) error {
+	data := make([]byte, size+20)
+	if _, err := body.ReadAt(data[:size], 0); err != nil && err != io.EOF {
+		return err
+	}
+	return f.Bucket.Put(ctx, key, bytes.NewReader(data), size+20, o)
+}
+
+func TestCheckOfOddStores(t *testing.T) {
+	rep, err := objstore.Check(t.Context(), careless{objstore.NewMemory()})
+	if err != nil || rep.CreateOnly || len(rep.Notes) != 1 || !strings.Contains(rep.Notes[0], "If-None-Match") {
+		t.Errorf("%+v %v", rep, err)
+	}
+	if _, err := objstore.Check(t.Context(), framing{objstore.NewMemory()}); err == nil || !strings.Contains(err.Error(), "framing") {
+		t.Errorf("%v", err)
+	}
+	f := objstore.WithFaults(objstore.NewMemory())
+	f.Add(objstore.Fault{Op: objstore.OpGet, Corrupt: true})
+	if _, err := objstore.Check(t.Context(), f); err == nil || !strings.Contains(err.Error(), "Range") {
+		t.Errorf("%v", err)
+	}
+}

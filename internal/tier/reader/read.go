@@ -95,6 +95,9 @@ func (r *Reader) readSegment(ctx context.Context, seg *tier.Segment, res *Result
 			return true, position{seg, w.Pos()}, nil
 		}
 		first := len(res.Records) == 0
+		if first {
+			res.Records = make([]byte, 0, max(0, min(int64(maxBytes), m.Size()-w.Pos(), 1<<20)))
+		}
 		if res.Records, err = w.batch(res.Records); err != nil {
 			return false, at, err
 		}
