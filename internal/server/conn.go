@@ -19,16 +19,16 @@ import (
 // conn is one connection: a reader, a writer, and the queue of started requests between them.
 type conn struct {
 	server  *Server
-	client  *Client
+	peer    *wire.Peer
 	nc      net.Conn
-	queue   chan Finish
+	queue   chan wire.Finish
 	pending atomic.Int64
 	drained atomic.Bool
 }
 
 func newConn(s *Server, listener string, nc net.Conn) *conn {
-	return &conn{server: s, nc: nc, queue: make(chan Finish, InFlightMax),
-		client: &Client{Listener: listener, Local: nc.LocalAddr(), Remote: nc.RemoteAddr()}}
+	return &conn{server: s, nc: nc, queue: make(chan wire.Finish, InFlightMax),
+		peer: &wire.Peer{Listener: listener, Local: nc.LocalAddr(), Remote: nc.RemoteAddr()}}
 }
 
 // drain makes the reader stop at the next frame boundary.
@@ -92,7 +92,7 @@ func (c *conn) read(ctx context.Context) (err error) {
 			release()
 			return c.ended(err)
 		}
-		finish, err := c.server.handler.Start(ctx, c.client, frame)
+		finish, err := c.server.handler.Start(ctx, c.peer, frame)
 		release()
 		if err != nil {
 			return err

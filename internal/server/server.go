@@ -21,29 +21,10 @@ import (
 	"github.com/varve-io/varve/internal/wire"
 )
 
-// Finish completes a request. It may wait until ctx ends.
-type Finish func(ctx context.Context) wire.Reply
-
 // Handler serves requests. Start must not wait; it may use frame until the finisher has returned, except that the frame of
 // a request with key 0 (Produce) is taken back as soon as Start returns. An error closes the connection.
 type Handler interface {
-	Start(ctx context.Context, c *Client, frame []byte) (Finish, error)
-}
-
-// Client is what a handler may know about a connection.
-type Client struct {
-	Listener string // name of the listener, PLAINTEXT
-	Local    net.Addr
-	Remote   net.Addr
-}
-
-// Host is the peer's address without its port, as Kafka shows it in group members: "/127.0.0.1".
-func (c *Client) Host() string {
-	host, _, err := net.SplitHostPort(c.Remote.String())
-	if err != nil {
-		return "/" + c.Remote.String()
-	}
-	return "/" + host
+	Start(ctx context.Context, peer *wire.Peer, frame []byte) (wire.Finish, error)
 }
 
 // Limits bound what peers may cost. All are required.
@@ -162,7 +143,7 @@ func (s *Server) serve(ctx context.Context, name string, nc net.Conn) {
 		delete(s.conns, c)
 		s.mu.Unlock()
 	}()
-	if err := c.run(ctx); err != nil && s.peers.allow(c.client.Host()+err.Error(), time.Now()) {
+	if err := c.run(ctx); err != nil && s.peers.allow(c.peer.Host()+err.Error(), time.Now()) {
 		s.log.Warn("connection closed", "peer", nc.RemoteAddr().String(), "listener", name, "cause", err)
 	}
 }

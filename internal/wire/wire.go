@@ -3,9 +3,11 @@
 package wire
 
 import (
+	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -149,4 +151,22 @@ func (r Reply) Size() int64 {
 		n += int64(len(c.Bytes)) + c.Len
 	}
 	return n
+}
+
+// Finish completes a request that has been started. It may wait until ctx ends.
+type Finish func(ctx context.Context) Reply
+
+// Peer is the other end of a connection.
+type Peer struct {
+	Listener      string // name of the listener, PLAINTEXT
+	Local, Remote net.Addr
+}
+
+// Host is the peer's address without its port, as Kafka shows it in group members: "/127.0.0.1".
+func (p *Peer) Host() string {
+	host, _, err := net.SplitHostPort(p.Remote.String())
+	if err != nil {
+		return "/" + p.Remote.String()
+	}
+	return "/" + host
 }

@@ -1,0 +1,85 @@
+// Package archtest keeps the house as ARCHITECTURE.md draws it: which package may import which, which third-party modules
+// appear where, and that pure cores stay pure. The table is data; its test reads the sources.
+package archtest
+
+// Kind says what a package may do.
+type Kind byte
+
+const (
+	Core   Kind = iota // pure: no goroutine, select, channel receive, clock, global randomness, I/O
+	Mutex              // a core that may hold a mutex and files through vfs
+	Shell              // goroutines, clocks, sockets
+	Seam               // an interface to the outside and its implementations
+	Public             // a shell that other modules may import
+	Test               // only tests import it
+)
+
+// Row is one package. It may import the rows above it.
+type Row struct {
+	Path    string // below the module
+	Kind    Kind
+	Modules []string // third-party modules, by prefix
+}
+
+// everywhere are modules that any shell, seam or public package may import.
+var everywhere = []string{"github.com/prometheus/client_golang", "golang.org/x/sync", "golang.org/x/time", "golang.org/x/sys"}
+
+const (
+	kmsg     = "github.com/twmb/franz-go/pkg/kmsg"
+	kgo      = "github.com/twmb/franz-go/pkg/kgo"
+	kadm     = "github.com/twmb/franz-go/pkg/kadm"
+	kerr     = "github.com/twmb/franz-go/pkg/kerr"
+	compress = "github.com/klauspost/compress"
+	lz4      = "github.com/pierrec/lz4"
+	minio    = "github.com/minio/minio-go"
+	raft     = "github.com/hashicorp/"
+	cbor     = "github.com/fxamacker/cbor"
+	cobra    = "github.com/spf13/cobra"
+	bar      = "github.com/schollz/progressbar"
+	sarama   = "github.com/IBM/sarama"
+)
+
+// Table lists every package, lower ones first.
+var Table = []Row{
+	{"internal/tp", Core, nil},
+	{"internal/config", Core, nil},
+	{"internal/vfs", Seam, nil},
+	{"internal/objstore", Seam, nil},
+	{"internal/objstore/s3", Seam, []string{minio}},
+	{"internal/bucket", Shell, nil},
+	{"internal/recordbatch", Core, []string{compress, lz4}},
+	{"internal/leaderepoch", Core, nil},
+	{"internal/producerstate", Core, nil},
+	{"internal/segment", Mutex, nil},
+	{"internal/remoteformat", Core, []string{compress}},
+	{"internal/tier", Core, nil},
+	{"internal/metadata", Core, []string{cbor}},
+	{"internal/directfetch", Core, []string{kmsg}},
+	{"internal/wire", Core, []string{kmsg}},
+	{"direct", Public, []string{kmsg}},
+	{"direct/objectstore", Public, nil},
+	{"internal/log", Mutex, nil},
+	{"internal/tier/uploader", Shell, nil},
+	{"internal/tier/reader", Shell, nil},
+	{"internal/quorum", Shell, []string{raft}},
+	{"internal/controller", Core, nil},
+	{"internal/partition", Mutex, nil},
+	{"internal/group", Core, []string{kmsg}},
+	{"internal/fetch", Shell, nil},
+	{"internal/control", Shell, nil},
+	{"internal/coordinator", Shell, nil},
+	{"internal/tiering", Shell, nil},
+	{"internal/kafkaapi", Shell, []string{kmsg, kerr}},
+	{"internal/server", Shell, nil},
+	{"internal/debughttp", Shell, nil},
+	{"internal/broker", Shell, nil},
+	{"internal/inspect", Shell, []string{kmsg}},
+	{"cmd/varve", Shell, []string{cobra, bar, kgo, kadm, kmsg, kerr}},
+	{"bench", Shell, []string{kgo, kadm, kmsg, minio}},
+	{"direct/example/kgo", Shell, []string{kgo}},
+	{"direct/example/sarama", Shell, []string{sarama}},
+	{"internal/fixtures", Test, nil},
+	{"internal/s3test", Test, nil},
+	{"internal/objstore/objstoretest", Test, nil},
+	{"internal/archtest", Test, nil},
+}

@@ -1,0 +1,394 @@
+// Package broker puts a server together: it opens the data directory, joins the quorum, reconciles its partitions to the
+// metadata image, and runs the services until it is told to stop. It decides nothing; what has to be done for an image is
+// the pure function in reconcile.go.
+package broker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"golang.org/x/sync/errgroup"
+
+	"github.com/varve-io/varve/internal/config"
+	"github.com/varve-io/varve/internal/control"
+	"github.com/varve-io/varve/internal/controller"
+	"github.com/varve-io/varve/internal/coordinator"
+	"github.com/varve-io/varve/internal/debughttp"
+	"github.com/varve-io/varve/internal/fetch"
+	"github.com/varve-io/varve/internal/group"
+	"github.com/varve-io/varve/internal/kafkaapi"
+	"github.com/varve-io/varve/internal/log"
+	"github.com/varve-io/varve/internal/metadata"
+	"github.com/varve-io/varve/internal/quorum"
+	"github.com/varve-io/varve/internal/server"
+	"github.com/varve-io/varve/internal/tiering"
+	"github.com/varve-io/varve/internal/tp"
+	"github.com/varve-io/varve/internal/vfs"
+)
+
+// Options of Run. Config and Logger are required.
+type Options struct {
+	Config  config.Values
+	Logger  *slog.Logger
+	Started func(addresses []string) // called once when clients are served, with the bound addresses
+}
+
+// Run serves until ctx ends and then stops cleanly within varve.shutdown.timeout.ms, whatever clients and store do.
+func Run(ctx context.Context, o Options) error {
+	b := &broker{o: o, static: o.Config, log: o.Logger, self: int32(o.Config.Int("node.id")), registry: prometheus.NewRegistry(),
+		replicas: &replicas{byID: map[tp.Partition]*partitionOf{}}}
+	b.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	b.notReady("starting")
+	err := b.run(ctx)
+	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		err = nil
+	}
+	return err
+}
+
+// broker is a server that runs.
+type broker struct {
+	o        Options
+	static   config.Values
+	log      *slog.Logger
+	self     int32
+	registry *prometheus.Registry
+	ready    atomic.Pointer[string] // why not, nil when serving
+
+	dir      *dataDir
+	files    *log.FileCache
+	quorum   *quorum.Node
+	control  *control.Client
+	replicas *replicas
+	groups   *coordinator.Groups
+	tier     *tierParts // nil if tiering is off
+	metrics  *kafkaapi.Metrics
+	server   *server.Server
+
+	applied atomic.Pointer[metadata.Image] // what the partitions live by
+	wake    chan struct{}                  // reconcile looks again
+	changed atomic.Pointer[chan struct{}]  // closed when applied moves on
+	epoch   int64                          // broker epoch of this run
+	blocked *quiet
+}
+
+func (b *broker) notReady(why string) { b.ready.Store(&why) }
+
+func (b *broker) run(ctx context.Context) (err error) {
+	listeners, err := config.ParseListeners(b.static.Get("listeners"))
+	if err != nil {
+		return err
+	}
+	// Ports first: a busy port is the most common reason to fail and needs no data directory.
+	var bound []net.Listener
+	defer func() {
+		for _, ln := range bound {
+			ln.Close()
+		}
+	}()
+	for _, l := range listeners {
+		ln, err := net.Listen("tcp", l.Address())
+		if err != nil {
+			return fmt.Errorf("listener %s://%s: %w", l.Name, l.Address(), err)
+		}
+		bound = append(bound, ln)
+	}
+	var httpListener net.Listener
+	if addr := b.static.Get("varve.http.listener"); addr != "" {
+		if httpListener, err = net.Listen("tcp", addr); err != nil {
+			return fmt.Errorf("varve.http.listener: %w", err)
+		}
+		bound = append(bound, httpListener)
+	}
+	if b.dir, err = openDataDir(vfs.OS{}, b.static.Get("log.dir"), b.log); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.dir.lock.Close()) }()
+	b.files = log.NewFileCache(b.dir.fs, b.static.Int("varve.max.open.files"))
+	if err := b.openQuorum(ctx); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, b.quorum.Close()) }()
+	if err := b.assemble(); err != nil {
+		return err
+	}
+	// Everything that runs ends with this group. Its context is not ctx: what runs is stopped in order, not all at once.
+	group, groupCtx := errgroup.WithContext(context.WithoutCancel(ctx))
+	groupCtx, stopAll := context.WithCancel(groupCtx)
+	defer stopAll()
+	if httpListener != nil {
+		group.Go(func() error {
+			return debughttp.Serve(groupCtx, httpListener, debughttp.Options{Registry: b.registry, Ready: b.cause, Pprof: b.static.Bool("varve.http.pprof")})
+		})
+	}
+	if err := b.register(groupCtx, listeners, bound); err != nil {
+		stopAll()
+		return errors.Join(err, group.Wait())
+	}
+	if err := b.begin(groupCtx); err != nil {
+		stopAll()
+		return errors.Join(err, group.Wait(), b.closeLogs(false))
+	}
+	b.background(groupCtx, group)
+	serveCtx, stopServing := context.WithCancel(groupCtx)
+	defer stopServing()
+	serving, _ := errgroup.WithContext(groupCtx)
+	var addresses []string
+	for i, l := range listeners {
+		addresses = append(addresses, l.Name+"://"+bound[i].Addr().String())
+		serving.Go(func() error { return b.server.Serve(serveCtx, l.Name, bound[i]) })
+	}
+	b.ready.Store(nil)
+	if b.o.Started != nil {
+		b.o.Started(addresses)
+	}
+	debug.FreeOSMemory() // what start-up left behind is not needed again
+	var failed error
+	select {
+	case <-ctx.Done():
+	case <-groupCtx.Done():
+		failed = context.Cause(groupCtx)
+	}
+	return errors.Join(failed, b.stop(stopServing, serving.Wait, stopAll, group.Wait))
+}
+
+// cause says why the broker is not ready.
+func (b *broker) cause() error {
+	if why := b.ready.Load(); why != nil {
+		return errors.New(*why)
+	}
+	if !b.quorum.Leading() {
+		return errors.New("no quorum: this node does not lead the metadata log")
+	}
+	for _, p := range b.replicas.all() {
+		if err := p.Cause(); err != nil {
+			return fmt.Errorf("partition %s is offline: %w", p.ID(), err)
+		}
+	}
+	return nil
+}
+
+// stop ends the server in order: no new requests, the running ones answered, then background work, logs, and the mark
+// of a clean end. The time for it is bounded; what does not end by then is cut off, and the next start scans.
+func (b *broker) stop(stopServing func(), served func() error, stopAll func(), ended func() error) error {
+	b.notReady("stopping")
+	limit := time.Duration(b.static.Int("varve.shutdown.timeout.ms")) * time.Millisecond
+	b.log.Info("stopping", "timeout", limit.String())
+	grace := time.AfterFunc(limit/2, b.server.CloseAll)
+	defer grace.Stop()
+	b.groups.Close() // answers members that wait for others
+	stopServing()
+	err := served()
+	stopAll()
+	done := make(chan error, 1)
+	go func() { done <- ended() }()
+	select {
+	case e := <-done:
+		err = errors.Join(err, ignoreCancel(e))
+	case <-time.After(limit / 4):
+		b.log.Warn("background work did not end in time and is left behind")
+	}
+	if b.tier != nil {
+		b.tier.close(limit / 8)
+	}
+	return errors.Join(err, b.closeLogs(true))
+}
+
+func ignoreCancel(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+// openQuorum opens the metadata log, names a new cluster, and claims the data directory for it.
+func (b *broker) openQuorum(ctx context.Context) error {
+	b.notReady("no quorum yet")
+	var err error
+	b.quorum, err = quorum.Open(quorum.Options{Dir: filepath.Join(b.dir.path, "metadata"), NodeID: b.self, Logger: b.log})
+	if err != nil {
+		return err
+	}
+	wait, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	if err = b.quorum.AwaitLeader(wait); err == nil {
+		id := b.static.Get("cluster.id")
+		if id == "" && b.dir.meta != nil {
+			id = b.dir.meta.ClusterID // a lost metadata log must not turn the directory into another cluster's
+		}
+		bootstrap := control.New(b.quorum, b.env, func(context.Context, *metadata.Image) error { return nil })
+		err = bootstrap.Record(wait, func(img *metadata.Image, env controller.Env) ([]metadata.Record, error) {
+			if img.ClusterID == "" && b.dir.meta != nil {
+				return nil, fmt.Errorf("data directory %s belongs to cluster %s, but its metadata log in %s is empty: restore it from a copy", b.dir.path, b.dir.meta.ClusterID, filepath.Join(b.dir.path, "metadata"))
+			}
+			return controller.Bootstrap(img, env, id)
+		})
+	}
+	if err == nil {
+		err = b.dir.claim(b.quorum.Image().ClusterID, b.self)
+	}
+	if err != nil {
+		return errors.Join(err, b.quorum.Close())
+	}
+	return nil
+}
+
+func (b *broker) env() controller.Env {
+	return controller.Env{Now: time.Now().UnixMilli(), Random: rand.Reader, Broker: b.static, TierAvailable: b.tier != nil}
+}
+
+// config is the static configuration overlaid with the dynamic one of the image.
+func (b *broker) config() config.Values {
+	img := b.quorum.Image()
+	v, err := b.static.With(img.BrokerConfigs[controller.ClusterWide])
+	if err != nil {
+		return b.static
+	}
+	if own, ok := img.BrokerConfigs[b.self]; ok {
+		if w, err := v.With(own); err == nil {
+			v = w
+		}
+	}
+	return v
+}
+
+// assemble makes the services. Nothing runs yet.
+func (b *broker) assemble() error {
+	var err error
+	if b.metrics, err = kafkaapi.NewMetrics(b.registry); err != nil {
+		return err
+	}
+	b.wake = make(chan struct{}, 1)
+	first := make(chan struct{})
+	b.changed.Store(&first)
+	b.applied.Store(metadata.Empty())
+	b.control = control.New(b.quorum, b.env, b.await)
+	b.groups = coordinator.New(b.groupConfig, b.log)
+	b.blocked = newQuiet(b.log, time.Hour)
+	if b.static.Bool("remote.log.storage.system.enable") {
+		if err := b.openTier(); err != nil {
+			return err
+		}
+	}
+	fetcher := &fetch.Service{Replicas: b.replicas, Sessions: fetch.NewSessions(b.static.Int("max.incremental.fetch.session.cache.slots")),
+		Validity: b.deleteDelay(), Located: b.metrics.Located, TierFailed: b.tierFailed()}
+	services := kafkaapi.Services{NodeID: b.self, Image: b.quorum.Image, Config: b.config, Control: b.control, ProducerIDs: control.NewProducerIDs(b.control),
+		Replicas: b.replicas, Fetch: fetcher, Groups: b.groups, LogDir: b.dir.path, DiskUsage: diskUsage(b.dir.path), Log: b.log, Metrics: b.metrics,
+		DirectFetch: b.tier != nil && b.static.Bool("varve.direct.fetch.enable"), TierReady: b.tier != nil}
+	if b.tier != nil {
+		fetcher.Tier, fetcher.KeyPrefix = b.tier.reader, b.static.Get("rsm.config.key.prefix")
+		services.TierLookup = b.tier.reader
+	}
+	limits := server.Limits{FrameMax: b.static.Int("socket.request.max.bytes"), ConnectionsMax: b.static.Int("max.connections"),
+		Idle: time.Duration(b.static.Int64("connections.max.idle.ms")) * time.Millisecond}
+	connections := prometheus.NewGauge(prometheus.GaugeOpts{Name: "kafka_server_socketservermetrics_connection_count", Help: "Open client connections."})
+	refused := prometheus.NewCounter(prometheus.CounterOpts{Name: "varve_connections_refused_total", Help: "Connections closed because max.connections were open."})
+	b.registry.MustRegister(connections, refused, b.gauges())
+	b.server = server.New(kafkaapi.New(services), limits, b.log, server.Metrics{Connections: func(d int) { connections.Add(float64(d)) }, Refused: refused.Inc})
+	return nil
+}
+
+func (b *broker) groupConfig() coordinator.Config {
+	c := b.static
+	partitions := c.Int("offsets.topic.num.partitions")
+	if t, ok := b.quorum.Image().Topics[coordinator.Topic]; ok {
+		partitions = len(t.Partitions)
+	}
+	return coordinator.Config{Partitions: partitions, Group: group.Config{
+		SessionMinMs: c.Int64("group.min.session.timeout.ms"), SessionMaxMs: c.Int64("group.max.session.timeout.ms"),
+		InitialDelayMs: c.Int64("group.initial.rebalance.delay.ms"), SizeMax: c.Int("group.max.size"), MetadataMax: c.Int("offset.metadata.max.bytes"),
+		OffsetRetentionMs: c.Int64("offsets.retention.minutes") * 60_000}}
+}
+
+// register announces this run of the broker and where clients reach it.
+func (b *broker) register(ctx context.Context, listeners []config.Listener, bound []net.Listener) error {
+	advertised, err := config.ParseListeners(b.static.Get("advertised.listeners"))
+	if err != nil {
+		return err
+	}
+	if len(advertised) == 0 {
+		advertised = append(advertised, listeners...)
+	}
+	incarnation, err := tp.NewUUID(rand.Reader)
+	if err != nil {
+		return err
+	}
+	record := metadata.BrokerRecord{ID: b.self, Incarnation: incarnation, Rack: b.static.Get("broker.rack")}
+	for i, l := range advertised {
+		if l.Port == 0 && i < len(bound) {
+			l.Port = bound[i].Addr().(*net.TCPAddr).Port
+		}
+		if ip := net.ParseIP(l.Host); l.Host == "" || ip != nil && ip.IsUnspecified() {
+			l.Host = "localhost"
+			b.log.Warn("listening on all interfaces but telling clients to use localhost: set advertised.listeners so that other machines can connect", "listener", listeners[i].Address())
+		}
+		record.Listeners = append(record.Listeners, metadata.Endpoint{Name: l.Name, Host: l.Host, Port: int32(l.Port)})
+	}
+	err = b.control.Record(ctx, func(img *metadata.Image, _ controller.Env) ([]metadata.Record, error) {
+		return controller.Register(img, record), nil
+	})
+	b.epoch = b.quorum.Image().LastBrokerEpoch
+	return err
+}
+
+// begin brings the partitions to the present image, all at once.
+func (b *broker) begin(ctx context.Context) error {
+	b.notReady("opening partitions")
+	start := time.Now()
+	img := b.quorum.Image()
+	if err := b.dir.strays(func(p tp.Partition) bool { _, _, ok := img.Partition(p); return ok }, b.log); err != nil {
+		return err
+	}
+	b.follow(ctx)
+	n, offline := 0, 0
+	for _, p := range b.replicas.all() {
+		n++
+		if p.Cause() != nil {
+			offline++
+		}
+	}
+	b.log.Info("partitions are open", "partitions", n, "offline", offline, "clean", b.dir.clean, "took", time.Since(start).Round(time.Millisecond).String())
+	return nil
+}
+
+// workers is how many partitions are opened or closed at one time.
+func workers() int { return max(4, 2*runtime.GOMAXPROCS(0)) }
+
+func (b *broker) deleteDelay() time.Duration {
+	return time.Duration(b.static.Int64("varve.remote.delete.delay.ms")) * time.Millisecond
+}
+
+// tierFailed logs failed reads of the bucket: the first, then one line a minute with the number of the others.
+func (b *broker) tierFailed() func(tp.Partition, error) {
+	quiet := newQuiet(b.log, time.Minute)
+	return func(id tp.Partition, err error) {
+		quiet.warn("reading the tier failed, consumers ask again", "partition", id.String(), "cause", err)
+	}
+}
+
+func portOf(addr net.Addr) string {
+	if t, ok := addr.(*net.TCPAddr); ok {
+		return strconv.Itoa(t.Port)
+	}
+	return addr.String()
+}
+
+// tieringOf is nil-safe access for code that runs with and without a tier.
+func (b *broker) tieringOf() *tiering.Service {
+	if b.tier == nil {
+		return nil
+	}
+	return b.tier.service
+}

@@ -1,0 +1,160 @@
+package broker
+
+import (
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"log/slog"
+	"path/filepath"
+	"strings"
+
+	"github.com/varve-io/varve/internal/log"
+	"github.com/varve-io/varve/internal/tp"
+	"github.com/varve-io/varve/internal/vfs"
+)
+
+// dataDir is the folder of partitions, its lock and its checkpoints.
+type dataDir struct {
+	fs   vfs.FS
+	path string
+	lock io.Closer
+	meta *log.Meta // nil in a new folder
+
+	clean                   bool // the last run ended well
+	recovery, starts, highs map[tp.Partition]int64
+}
+
+const fileMax = 64 << 20
+
+// openDataDir locks the folder and reads what the last run left.
+func openDataDir(fsys vfs.FS, path string, logger *slog.Logger) (*dataDir, error) {
+	if err := fsys.MkdirAll(path); err != nil {
+		return nil, fmt.Errorf("data directory: %w", err)
+	}
+	lock, err := fsys.Lock(filepath.Join(path, log.LockFile))
+	if errors.Is(err, vfs.ErrLocked) {
+		return nil, fmt.Errorf("data directory %s is in use by another server: stop that one, or give this one a log.dir of its own", path)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock data directory %s: %w", path, err)
+	}
+	d := &dataDir{fs: fsys, path: path, lock: lock}
+	if err := d.read(logger); err != nil {
+		return nil, errors.Join(err, lock.Close())
+	}
+	return d, nil
+}
+
+func (d *dataDir) read(logger *slog.Logger) error {
+	b, err := vfs.ReadFile(d.fs, d.file(log.MetaFile), fileMax)
+	if err == nil {
+		m, err := log.ParseMeta(b)
+		if err != nil {
+			return fmt.Errorf("data directory %s: %w", d.path, err)
+		}
+		d.meta = &m
+	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if _, err := d.fs.Stat(d.file(log.CleanShutdownFile)); err == nil {
+		d.clean = true
+		// Gone before anything is opened: a crash from here on is an unclean end.
+		if err := d.fs.Remove(d.file(log.CleanShutdownFile)); err != nil {
+			return err
+		}
+		if err := d.fs.SyncDir(d.path); err != nil {
+			return err
+		}
+	}
+	d.recovery = d.checkpoint(log.RecoveryPointFile, logger)
+	d.starts = d.checkpoint(log.LogStartFile, logger)
+	d.highs = d.checkpoint(log.HighWatermarkFile, logger)
+	return nil
+}
+
+// checkpoint reads an offset checkpoint. An unreadable one counts as empty, which costs scanning and nothing else.
+func (d *dataDir) checkpoint(name string, logger *slog.Logger) map[tp.Partition]int64 {
+	b, err := vfs.ReadFile(d.fs, d.file(name), fileMax)
+	if errors.Is(err, fs.ErrNotExist) {
+		return map[tp.Partition]int64{}
+	}
+	var offsets map[tp.Partition]int64
+	if err == nil {
+		offsets, err = log.ParseCheckpoint(b)
+	}
+	if err != nil {
+		logger.Warn("checkpoint is unreadable, logs will be scanned", "file", d.file(name), "cause", err)
+		d.clean = false
+		return map[tp.Partition]int64{}
+	}
+	return offsets
+}
+
+func (d *dataDir) file(name string) string { return filepath.Join(d.path, name) }
+
+// claim writes the folder's identity, or checks it against this node's.
+func (d *dataDir) claim(cluster string, node int32) error {
+	if d.meta != nil {
+		if d.meta.ClusterID != cluster {
+			return fmt.Errorf("data directory %s belongs to cluster %s, not %s: use another log.dir", d.path, d.meta.ClusterID, cluster)
+		}
+		if d.meta.NodeID != node {
+			return fmt.Errorf("data directory %s belongs to node %d, not %d: set node.id=%d or use another log.dir", d.path, d.meta.NodeID, node, d.meta.NodeID)
+		}
+		return nil
+	}
+	id, err := tp.NewUUID(rand.Reader)
+	if err != nil {
+		return err
+	}
+	d.meta = &log.Meta{ClusterID: cluster, NodeID: node, DirectoryID: id}
+	return vfs.WriteFileAtomic(d.fs, d.file(log.MetaFile), log.MarshalMeta(*d.meta))
+}
+
+func (d *dataDir) write(name string, offsets map[tp.Partition]int64) error {
+	return vfs.WriteFileAtomic(d.fs, d.file(name), log.MarshalCheckpoint(offsets))
+}
+
+// markClean says that every log was closed.
+func (d *dataDir) markClean(epoch int64) error {
+	return vfs.WriteFileAtomic(d.fs, d.file(log.CleanShutdownFile), log.MarshalCleanShutdown(epoch))
+}
+
+// strays moves folders of partitions that the image does not know out of the way, and finishes deletions that a crash
+// interrupted. Nothing that may hold data is deleted here.
+func (d *dataDir) strays(known func(tp.Partition) bool, logger *slog.Logger) error {
+	entries, err := d.fs.ReadDir(d.path)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if !e.IsDir {
+			continue
+		}
+		if strings.HasSuffix(e.Name, "-delete") {
+			if err := d.fs.RemoveAll(d.file(e.Name)); err != nil {
+				return err
+			}
+			continue
+		}
+		p, err := tp.ParsePartition(e.Name)
+		if err != nil || known(p) {
+			continue
+		}
+		if _, err := d.fs.Stat(filepath.Join(d.file(e.Name), "partition.metadata")); err != nil {
+			continue
+		}
+		id, err := tp.NewUUID(rand.Reader)
+		if err != nil {
+			return err
+		}
+		stray := e.Name + "." + id.String() + "-stray"
+		logger.Warn("a partition's folder is not known to the cluster and was set aside", "folder", d.file(e.Name), "now", stray)
+		if err := d.fs.Rename(d.file(e.Name), d.file(stray)); err != nil {
+			return err
+		}
+	}
+	return nil
+}

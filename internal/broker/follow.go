@@ -1,0 +1,250 @@
+package broker
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/varve-io/varve/internal/config"
+	"github.com/varve-io/varve/internal/controller"
+	"github.com/varve-io/varve/internal/coordinator"
+	"github.com/varve-io/varve/internal/log"
+	"github.com/varve-io/varve/internal/metadata"
+	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/tp"
+)
+
+type partitionOf = partition.Partition
+
+// watch follows the image until ctx ends.
+func (b *broker) watch(ctx context.Context) error {
+	for {
+		changed := b.quorum.Changed()
+		b.follow(ctx)
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// await returns when the partitions live by an image at least as new as img.
+func (b *broker) await(ctx context.Context, img *metadata.Image) error {
+	for {
+		changed := *b.changed.Load()
+		// Images of one log: the applied one is as new if the quorum's present one, which is, has been applied.
+		if applied := b.applied.Load(); applied == img || applied == b.quorum.Image() {
+			return nil
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// follow brings the partitions from the applied image to the newest one. It is only ever called by one goroutine.
+func (b *broker) follow(ctx context.Context) {
+	old, img := b.applied.Load(), b.quorum.Image()
+	if old == img {
+		return
+	}
+	delta := metadata.Diff(old, img)
+	if delta.Configs { // defaults changed: every topic may be touched
+		delta.Changed = nil
+		for _, name := range img.TopicNames() {
+			delta.Changed = append(delta.Changed, img.Topics[name])
+		}
+	}
+	a := reconcile(delta, b.self, func(id tp.Partition) (tp.UUID, bool) {
+		p, ok := b.replicas.Get(id)
+		if !ok {
+			return tp.UUID{}, false
+		}
+		return p.TopicID(), true
+	})
+	for _, id := range a.remove {
+		b.remove(id)
+	}
+	defaults := config.TopicDefaults(b.config())
+	values := map[string]config.Values{}
+	for _, t := range a.follow {
+		if _, ok := values[t.id.Topic]; !ok {
+			values[t.id.Topic] = config.TopicValues(defaults, t.topic.Configs)
+		}
+	}
+	var group errgroup.Group
+	group.SetLimit(workers())
+	for _, t := range a.follow {
+		p, ok := b.replicas.Get(t.id)
+		if ok && p.TopicID() == t.topic.ID {
+			b.adjust(p, t, values[t.id.Topic])
+			continue
+		}
+		group.Go(func() error {
+			b.open(t, values[t.id.Topic])
+			return nil
+		})
+	}
+	group.Wait()
+	if s := b.tieringOf(); s != nil && len(img.Deleting) > 0 {
+		s.Sweep()
+	}
+	b.applied.Store(img)
+	next := make(chan struct{})
+	close(*b.changed.Swap(&next))
+}
+
+// open opens a partition's log and starts to lead or follow. A log that cannot be opened leaves the partition offline.
+func (b *broker) open(t target, v config.Values) {
+	dir := filepath.Join(b.dir.path, t.id.String())
+	start := b.dir.starts[t.id]
+	l, err := log.Open(log.Options{FS: b.dir.fs, Dir: dir, Partition: t.id, TopicID: t.topic.ID, Config: logConfig(v, b.static.Int64("producer.id.expiration.ms")),
+		Clean: b.dir.clean, RecoveryPoint: b.dir.recovery[t.id], LogStart: start, Now: time.Now(), Logger: b.log, Files: b.files, Jitter: jitter})
+	if err != nil {
+		b.log.Error("partition is offline", "partition", t.id.String(), "cause", err)
+		b.replicas.put(partition.Offline(t.id, t.topic.ID, b.self, err))
+		return
+	}
+	if r := l.Recovery(); r.TornBytes > 0 || r.IndexesRebuilt > 0 {
+		b.log.Warn("log was recovered", "partition", t.id.String(), "torn bytes cut", r.TornBytes, "segments scanned", r.SegmentsScanned, "indexes rebuilt", r.IndexesRebuilt, "cause", r.Cause)
+	}
+	p := partition.New(t.id, t.topic.ID, b.self, l, b.dir.highs[t.id])
+	if s := b.tieringOf(); s != nil {
+		p.OnRoll = s.Poke
+	}
+	b.adjust(p, t, v)
+	b.replicas.put(p)
+	b.elect(p, t)
+}
+
+// adjust makes an open partition follow its target.
+func (b *broker) adjust(p *partition.Partition, t target, v config.Values) {
+	if l := p.Log(); l != nil {
+		l.SetConfig(logConfig(v, b.config().Int64("producer.id.expiration.ms")))
+	}
+	p.Lead(t.state.Leader, t.state.LeaderEpoch)
+	if err := p.SetRemote(t.state.Remote, t.state.LogStart); err != nil {
+		b.log.Error("log start could not be moved", "partition", t.id.String(), "to", t.state.LogStart, "cause", err)
+	}
+	s := b.tieringOf()
+	if s == nil {
+		return
+	}
+	if t.state.Leader == b.self && (v.Bool("remote.storage.enable") || len(t.state.Remote) > 0) {
+		s.Lead(p)
+	} else {
+		s.Stop(t.id)
+	}
+}
+
+// elect starts the group coordinator of a partition of the offsets topic.
+func (b *broker) elect(p *partition.Partition, t target) {
+	if t.id.Topic == coordinator.Topic && t.state.Leader == b.self {
+		b.groups.Elect(p, func() {})
+	}
+}
+
+// remove closes a partition that is not this broker's any more and deletes its folder after file.delete.delay.ms.
+func (b *broker) remove(id tp.Partition) {
+	p, ok := b.replicas.take(id)
+	if !ok {
+		return
+	}
+	if id.Topic == coordinator.Topic {
+		b.groups.Resign(id.Index)
+	}
+	if s := b.tieringOf(); s != nil {
+		s.Stop(id)
+	}
+	l := p.Log()
+	p.Retire()
+	if l == nil {
+		return
+	}
+	delay := time.Duration(l.Config().FileDeleteDelayMs) * time.Millisecond
+	path, err := l.Delete()
+	if err != nil {
+		b.log.Error("a deleted partition's folder could not be set aside", "partition", id.String(), "cause", err)
+		return
+	}
+	// A restart before the delay is over removes it at once.
+	time.AfterFunc(delay, func() {
+		if err := b.dir.fs.RemoveAll(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+			b.log.Warn("a deleted partition's folder could not be removed", "folder", path, "cause", err)
+		}
+	})
+}
+
+// closeLogs closes every log and, if all went well and the end is a clean one, says so for the next start.
+func (b *broker) closeLogs(clean bool) error {
+	var group errgroup.Group
+	group.SetLimit(workers())
+	errs := make(chan error, len(b.replicas.all()))
+	recovery, starts, highs := b.marks()
+	for _, p := range b.replicas.all() {
+		group.Go(func() error {
+			if p.Cause() != nil {
+				return nil
+			}
+			if err := p.Close(); err != nil {
+				errs <- fmt.Errorf("close %s: %w", p.ID(), err)
+				return nil
+			}
+			return nil
+		})
+	}
+	group.Wait()
+	close(errs)
+	var failed error
+	for err := range errs {
+		failed = errors.Join(failed, err)
+	}
+	for _, p := range b.replicas.all() {
+		if l := p.Log(); l != nil && failed == nil {
+			recovery[p.ID()] = l.Offsets().End
+		}
+	}
+	failed = errors.Join(failed, b.dir.write(log.RecoveryPointFile, recovery), b.dir.write(log.LogStartFile, starts), b.dir.write(log.HighWatermarkFile, highs))
+	if failed == nil && clean {
+		failed = b.dir.markClean(b.epoch)
+	}
+	return failed
+}
+
+// marks collects what the checkpoints hold.
+func (b *broker) marks() (recovery, starts, highs map[tp.Partition]int64) {
+	recovery, starts, highs = map[tp.Partition]int64{}, map[tp.Partition]int64{}, map[tp.Partition]int64{}
+	for _, p := range b.replicas.all() {
+		l := p.Log()
+		if l == nil {
+			// Keep what was known of a partition that could not be opened.
+			if at, ok := b.dir.recovery[p.ID()]; ok {
+				recovery[p.ID()] = at
+			}
+			if at, ok := b.dir.starts[p.ID()]; ok {
+				starts[p.ID()] = at
+			}
+			continue
+		}
+		o := l.Offsets()
+		recovery[p.ID()], highs[p.ID()] = o.RecoveryPoint, p.HighWatermark()
+		if l.Config().Tiered || o.LogStart > 0 {
+			starts[p.ID()] = o.LogStart
+		}
+	}
+	return recovery, starts, highs
+}
+
+// topicGone says whether a topic is not in the image, for the expiry of offsets.
+func (b *broker) topicGone(topic string) bool {
+	_, ok := b.quorum.Image().Topics[topic]
+	return !ok && controller.CheckTopicName(topic) == nil
+}

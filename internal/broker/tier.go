@@ -1,0 +1,311 @@
+package broker
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"golang.org/x/time/rate"
+
+	"github.com/varve-io/varve/internal/bucket"
+	"github.com/varve-io/varve/internal/config"
+	"github.com/varve-io/varve/internal/objstore"
+	"github.com/varve-io/varve/internal/remoteformat"
+	"github.com/varve-io/varve/internal/tier"
+	"github.com/varve-io/varve/internal/tier/reader"
+	"github.com/varve-io/varve/internal/tier/uploader"
+	"github.com/varve-io/varve/internal/tiering"
+)
+
+// tierParts is what a broker with a tier has.
+type tierParts struct {
+	bucket  objstore.Bucket
+	reader  *reader.Reader
+	service *tiering.Service
+}
+
+// OpenBucket opens the object store that a configuration names, LOG.DIR/bucket if it names none.
+func OpenBucket(c config.Values, o bucket.Options) (objstore.Bucket, error) {
+	url := c.Get("varve.bucket")
+	if url == "" {
+		url = filepath.Join(c.Get("log.dir"), "bucket")
+	}
+	o.AccessKey, o.SecretKey, o.SessionToken = c.Get("varve.bucket.access.key"), c.Get("varve.bucket.secret.key"), c.Get("varve.bucket.session.token")
+	if file := c.Get("varve.bucket.credentials.file"); file != "" && strings.HasPrefix(url, "s3:") {
+		joiner := "?"
+		if strings.Contains(url, "?") {
+			joiner = "&"
+		}
+		url += joiner + "credentials-file=" + file
+	}
+	b, err := bucket.Open(url, o)
+	if err != nil {
+		return nil, fmt.Errorf("varve.bucket: %w", err)
+	}
+	return b, nil
+}
+
+// Keyring reads the key pairs that a configuration names; nil without any.
+func Keyring(c config.Values) (*remoteformat.Keyring, error) {
+	pairs := c.List("rsm.config.encryption.key.pairs")
+	if len(pairs) == 0 {
+		return nil, nil
+	}
+	ring := &remoteformat.Keyring{}
+	for _, pair := range pairs {
+		id, file, ok := strings.Cut(pair, "=")
+		if !ok {
+			return nil, fmt.Errorf("rsm.config.encryption.key.pairs: want ID=PRIVATE-KEY-PEM-FILE, got %q", pair)
+		}
+		pem, err := os.ReadFile(file)
+		if err == nil {
+			err = ring.Add(id, pem, nil)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("rsm.config.encryption.key.pairs: key pair %s: %w", id, err)
+		}
+	}
+	return ring, nil
+}
+
+// WriteOptions says how a configuration wants segments stored.
+func WriteOptions(c config.Values, ring *remoteformat.Keyring) (remoteformat.WriteOptions, error) {
+	w := remoteformat.WriteOptions{ChunkSize: c.Int64("rsm.config.chunk.size"), Compress: c.Bool("rsm.config.compression.enabled")}
+	if c.Bool("rsm.config.encryption.enabled") {
+		w.Keyring, w.ActiveKey, w.Rand = ring, c.Get("rsm.config.encryption.key.pair.id"), rand.Reader
+		if ring == nil || w.ActiveKey == "" {
+			return w, errors.New("rsm.config.encryption.enabled needs rsm.config.encryption.key.pair.id and rsm.config.encryption.key.pairs")
+		}
+	}
+	return w, nil
+}
+
+// bound makes a limiter of bytes per second, nil for Kafka's "unlimited".
+func bound(perSecond int64) *rate.Limiter {
+	if perSecond >= 1<<50 {
+		return nil
+	}
+	return rate.NewLimiter(rate.Limit(perSecond), int(max(perSecond, 4<<20)))
+}
+
+func (b *broker) openTier() error {
+	c := b.static
+	storeMetrics, err := objstore.NewMetrics(b.registry)
+	if err != nil {
+		return err
+	}
+	readMetrics, err := reader.NewMetrics(b.registry)
+	if err != nil {
+		return err
+	}
+	store, err := OpenBucket(c, bucket.Options{Metrics: storeMetrics, Logger: b.log})
+	if err != nil {
+		return err
+	}
+	ring, err := Keyring(c)
+	if err != nil {
+		return err
+	}
+	write, err := WriteOptions(c, ring)
+	if err != nil {
+		return err
+	}
+	spool := filepath.Join(b.dir.path, "spool")
+	if err := errors.Join(os.RemoveAll(spool), os.MkdirAll(spool, 0o755)); err != nil {
+		return err
+	}
+	prefix := c.Get("rsm.config.key.prefix")
+	r := reader.New(reader.Options{Bucket: store, Prefix: prefix, Keyring: ring, IndexCacheBytes: c.Int64("remote.log.index.file.cache.total.size.bytes"),
+		ChunkCacheBytes: c.Int64("varve.remote.chunk.cache.bytes"), ReadAheadBytes: readAhead(c), Workers: c.Int("remote.log.reader.threads"),
+		MaxPending: c.Int("remote.log.reader.max.pending.tasks"), FetchRate: bound(c.Int64("remote.log.manager.fetch.max.bytes.per.second")), Metrics: readMetrics})
+	copyMetrics := newCopyMetrics()
+	b.registry.MustRegister(copyMetrics)
+	service := tiering.New(tiering.Options{Self: b.self, Bucket: store, Control: b.control, Image: b.quorum.Image, Config: b.tierConfig, Forget: r.Forget,
+		Upload:      uploader.Options{Prefix: prefix, Write: write, SkipCompressed: true, Limiter: bound(c.Int64("remote.log.manager.copy.max.bytes.per.second")), Spool: uploader.FileSpool(spool)},
+		Interval:    time.Duration(c.Int64("remote.log.manager.task.interval.ms")) * time.Millisecond,
+		DeleteDelay: b.deleteDelay(), Workers: c.Int("remote.log.manager.copier.thread.pool.size"), Log: b.log, Observe: copyMetrics.observe})
+	b.tier = &tierParts{store, r, service}
+	return nil
+}
+
+func readAhead(c config.Values) int64 {
+	if n := c.Int64("varve.remote.readahead.bytes"); n > 0 {
+		return n
+	}
+	return -1
+}
+
+// tierConfig is a topic's limits as the planner wants them.
+func (b *broker) tierConfig(topic string) tier.Config {
+	img := b.quorum.Image()
+	var own map[string]string
+	if t, ok := img.Topics[topic]; ok {
+		own = t.Configs
+	}
+	return tierConfig(config.TopicValues(config.TopicDefaults(b.config()), own))
+}
+
+// checkBucket tries the bucket once at start and says what is wrong with it. The broker serves meanwhile, and uploads are
+// tried again by themselves.
+func (b *broker) checkBucket(ctx context.Context) {
+	for pause := time.Second; ; pause = min(2*pause, time.Minute) {
+		report, err := objstore.Check(ctx, b.tier.bucket)
+		if ctx.Err() != nil {
+			return
+		}
+		if err == nil {
+			for _, note := range report.Notes {
+				b.log.Warn("bucket: " + note)
+			}
+			b.log.Info("bucket is usable", "bucket", b.tier.bucket.String(), "create-only", report.CreateOnly)
+			return
+		}
+		b.log.Error("bucket cannot be used: nothing is tiered until it can", "bucket", b.tier.bucket.String(), "cause", err, "next try", pause.String())
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
+	}
+}
+
+// close ends reads of the bucket; a store that does not let go is left behind.
+func (t *tierParts) close(limit time.Duration) {
+	done := make(chan struct{})
+	go func() {
+		t.reader.Close()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(limit):
+	}
+}
+
+// copyMetrics count uploads and deletions under the names of KIP-405 and KIP-963.
+type copyMetrics struct {
+	bytes, requests, errors, deletes, deleteErrors *prometheus.CounterVec
+}
+
+func newCopyMetrics() *copyMetrics {
+	vec := func(name, help string) *prometheus.CounterVec {
+		return prometheus.NewCounterVec(prometheus.CounterOpts{Name: "kafka_server_brokertopicmetrics_" + name + "_total", Help: help}, []string{"topic"})
+	}
+	m := &copyMetrics{
+		bytes:    vec("remotecopybytes", "Bytes of segments copied to the tier."),
+		requests: vec("remotecopyrequests", "Uploads that began."), errors: vec("remotecopyerrors", "Uploads that failed."),
+		deletes: vec("remotedeleterequests", "Remote segments deleted."), deleteErrors: vec("remotedeleteerrors", "Deletions of remote segments that failed."),
+	}
+	for _, v := range []*prometheus.CounterVec{m.bytes, m.requests, m.errors, m.deletes, m.deleteErrors} {
+		v.WithLabelValues("") // present from the start
+	}
+	return m
+}
+
+func (m *copyMetrics) all() []*prometheus.CounterVec {
+	return []*prometheus.CounterVec{m.bytes, m.requests, m.errors, m.deletes, m.deleteErrors}
+}
+
+// Describe implements prometheus.Collector.
+func (m *copyMetrics) Describe(c chan<- *prometheus.Desc) {
+	for _, v := range m.all() {
+		v.Describe(c)
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *copyMetrics) Collect(c chan<- prometheus.Metric) {
+	for _, v := range m.all() {
+		v.Collect(c)
+	}
+}
+
+func (m *copyMetrics) observe(e tiering.Event) {
+	switch {
+	case e.Err != nil && e.Deleting:
+		m.deleteErrors.WithLabelValues(e.Topic).Inc()
+	case e.Err != nil:
+		m.errors.WithLabelValues(e.Topic).Inc()
+	case e.Started:
+		m.requests.WithLabelValues(e.Topic).Inc()
+	case e.Deleted > 0:
+		m.deletes.WithLabelValues(e.Topic).Add(float64(e.Deleted))
+	default:
+		m.bytes.WithLabelValues(e.Topic).Add(float64(e.Copied))
+	}
+}
+
+// gauges reports the state of partitions at the time of a scrape.
+func (b *broker) gauges() prometheus.Collector { return gauges{b} }
+
+type gauges struct{ b *broker }
+
+var (
+	descPartitions = prometheus.NewDesc("kafka_server_replicamanager_partitioncount", "Partitions of this broker.", nil, nil)
+	descLeaders    = prometheus.NewDesc("kafka_server_replicamanager_leadercount", "Partitions that this broker leads.", nil, nil)
+	descOffline    = prometheus.NewDesc("kafka_server_replicamanager_offlinereplicacount", "Partitions whose log cannot be used.", nil, nil)
+	descLagBytes   = prometheus.NewDesc("kafka_server_brokertopicmetrics_remotecopylagbytes", "Bytes that are sealed and not in the tier yet (KIP-963).", []string{"topic"}, nil)
+	descLagCount   = prometheus.NewDesc("kafka_server_brokertopicmetrics_remotecopylagsegments", "Segments that are sealed and not in the tier yet (KIP-963).", []string{"topic"}, nil)
+	descRemote     = prometheus.NewDesc("kafka_server_brokertopicmetrics_remotelogsizebytes", "Bytes of readable remote segments (KIP-963).", []string{"topic"}, nil)
+	descCount      = prometheus.NewDesc("kafka_server_brokertopicmetrics_remotelogmetadatacount", "Remote segments in any state (KIP-963).", []string{"topic"}, nil)
+	descDeleting   = prometheus.NewDesc("varve_remote_deleting_topics", "Deleted topics whose objects are not gone yet.", nil, nil)
+)
+
+// Describe implements prometheus.Collector.
+func (g gauges) Describe(c chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{descPartitions, descLeaders, descOffline, descLagBytes, descLagCount, descRemote, descCount, descDeleting} {
+		c <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (g gauges) Collect(c chan<- prometheus.Metric) {
+	type tierSums struct{ lagBytes, lagCount, size, count int64 }
+	parts, leaders, offline := 0, 0, 0
+	sums := map[string]*tierSums{"": {}}
+	for _, p := range g.b.replicas.all() {
+		parts++
+		if p.Cause() != nil {
+			offline++
+		}
+		if leader, _ := p.Leadership(); leader == g.b.self {
+			leaders++
+		}
+		s := g.b.tieringOf()
+		if s == nil {
+			continue
+		}
+		if lag, ok := s.Lag(p.ID()); ok {
+			sum := sums[p.ID().Topic]
+			if sum == nil {
+				sum = &tierSums{}
+				sums[p.ID().Topic] = sum
+			}
+			remote := p.Remote()
+			for _, t := range []*tierSums{sum, sums[""]} {
+				t.lagBytes, t.lagCount = t.lagBytes+lag.Bytes, t.lagCount+lag.Segments
+				t.size, t.count = t.size+remote.Bytes(), t.count+int64(len(remote))
+			}
+		}
+	}
+	gauge := func(d *prometheus.Desc, v int64, labels ...string) {
+		c <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
+	}
+	gauge(descPartitions, int64(parts))
+	gauge(descLeaders, int64(leaders))
+	gauge(descOffline, int64(offline))
+	img := g.b.quorum.Image()
+	gauge(descDeleting, int64(len(img.Deleting)))
+	for topic, s := range sums {
+		gauge(descLagBytes, s.lagBytes, topic)
+		gauge(descLagCount, s.lagCount, topic)
+		gauge(descRemote, s.size, topic)
+		gauge(descCount, s.count, topic)
+	}
+}

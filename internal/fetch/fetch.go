@@ -1,0 +1,408 @@
+// Package fetch answers consumers' fetches: it plans for each partition whether the records come from the local log, from
+// the tier through the broker, or by the client's own hand, reads within the request's byte budget, and waits for data.
+//
+// Every tiered partition of a request is read, all at once and beside the local ones. A read that takes longer than the
+// request may wait goes on into the tier reader's cache, where the next request finds it, and a slow store never holds
+// back partitions that have data.
+package fetch
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/varve-io/varve/internal/directfetch"
+	"github.com/varve-io/varve/internal/log"
+	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/producerstate"
+	"github.com/varve-io/varve/internal/remoteformat"
+	"github.com/varve-io/varve/internal/tier"
+	"github.com/varve-io/varve/internal/tier/reader"
+	"github.com/varve-io/varve/internal/tp"
+)
+
+// Part is what a request asks of one partition.
+type Part struct {
+	Topic            string
+	TopicID          tp.UUID // zero where the client names topics
+	Index            int32
+	Offset           int64
+	MaxBytes         int
+	CurrentEpoch     int32 // leader epoch that the client knows, -1 none
+	LastFetchedEpoch int32 // epoch of the last record that it has, -1 none
+	WantLocation     bool
+	Err              error // set by the caller where the topic could not be resolved
+}
+
+// Request is one fetch.
+type Request struct {
+	Parts     []Part
+	MaxWait   time.Duration
+	MinBytes  int
+	MaxBytes  int
+	Committed bool     // read_committed
+	Formats   []string // storage formats that the client reads itself
+	// TierWait is how long the bucket is waited for: remote.fetch.max.wait.ms.
+	TierWait time.Duration
+}
+
+// Result answers for one partition. A local View must be released.
+type Result struct {
+	Err                                 error
+	HighWatermark, LastStable, LogStart int64 // -1 with an error
+	View                                *log.View
+	Records                             []byte // from the tier
+	Aborted                             []producerstate.AbortedTxn
+	Locations                           []directfetch.Location
+	Diverging                           *Diverging
+	Leader, LeaderEpoch                 int32 // with errors of leadership, -1 otherwise
+}
+
+// Diverging tells a client that its log and this one part ways (KIP-595).
+type Diverging struct {
+	Epoch     int32
+	EndOffset int64
+}
+
+// Size is the number of bytes of records.
+func (r *Result) Size() int {
+	if r.View != nil {
+		return r.View.Size()
+	}
+	return len(r.Records)
+}
+
+// HasData reports whether the result brings the consumer forward.
+func (r *Result) HasData() bool { return r.Size() > 0 || len(r.Locations) > 0 }
+
+// Tier reads the bucket; *reader.Reader is one. Calls end when ctx ends; what arrives later stays in its cache.
+type Tier interface {
+	Read(ctx context.Context, segments tier.Segments, offset int64, maxBytes int, upTo int64, minOne bool) (reader.Result, error)
+	Aborted(ctx context.Context, segments tier.Segments, from, upTo int64) (txns []producerstate.AbortedTxn, complete bool, err error)
+	Locate(ctx context.Context, segment *tier.Segment, offset, maxBytes int64) (start, end int64, err error)
+}
+
+// Replicas finds this broker's partitions.
+type Replicas interface {
+	Get(id tp.Partition) (*partition.Partition, bool)
+}
+
+// Service answers fetches. It is safe for concurrent use.
+type Service struct {
+	Replicas Replicas
+	Tier     Tier // nil without a tier
+	Sessions *Sessions
+	// KeyPrefix is what object keys begin with, Validity how long the objects behind a location are sure to stay.
+	KeyPrefix string
+	Validity  time.Duration
+	// TierFailed hears of reads of the bucket that failed; may be nil.
+	TierFailed func(id tp.Partition, err error)
+	// Locations hears of locations that were handed out, with the bytes behind them; may be nil.
+	Located func(bytes int64)
+}
+
+// grace is how long a request that has enough waits for tier reads that may be in the cache already.
+const grace = 10 * time.Millisecond
+
+// Fetch answers a request: at once if there is enough, else when there is or when its time is over.
+func (s *Service) Fetch(ctx context.Context, req *Request) []Result {
+	start := time.Now()
+	if len(req.Parts) == 0 {
+		return nil
+	}
+	reads := &tierReads{results: map[int]*tierRead{}, done: make(chan struct{}, 1)}
+	tierCtx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	results, enough := s.round(tierCtx, req, reads)
+	if enough && reads.pending() == 0 {
+		return results
+	}
+	w := partition.NewWaiter()
+	for i := range req.Parts {
+		if p, ok := s.Replicas.Get(tp.Partition{Topic: req.Parts[i].Topic, Index: req.Parts[i].Index}); ok && req.Parts[i].Err == nil {
+			p.Watch(w)
+			defer p.Unwatch(w)
+		}
+	}
+	release(results)
+	// Look again: what was appended before the watch is not signalled.
+	results, enough = s.round(tierCtx, req, reads)
+	for {
+		left := time.Until(start.Add(req.MaxWait))
+		if reads.pending() > 0 {
+			left = time.Until(start.Add(max(req.MaxWait, req.TierWait)))
+			if enough {
+				left = min(left, grace)
+			}
+		} else if enough {
+			return results
+		}
+		if left <= 0 {
+			return results
+		}
+		timer := time.NewTimer(left)
+		over := false
+		select {
+		case <-w.C:
+		case <-reads.done:
+		case <-timer.C:
+			over = true
+		case <-ctx.Done():
+			timer.Stop()
+			return results
+		}
+		timer.Stop()
+		release(results)
+		results, enough = s.round(tierCtx, req, reads)
+		if over {
+			return results
+		}
+	}
+}
+
+func release(results []Result) {
+	for i := range results {
+		if results[i].View != nil {
+			results[i].View.Release()
+			results[i].View = nil
+		}
+	}
+}
+
+// round looks at every partition once. enough says that the answer should go out.
+func (s *Service) round(ctx context.Context, req *Request, reads *tierReads) (results []Result, enough bool) {
+	results = make([]Result, len(req.Parts))
+	b := budget{left: req.MaxBytes}
+	size, located := 0, false
+	for i := range req.Parts {
+		part, r := &req.Parts[i], &results[i]
+		*r = Result{HighWatermark: -1, LastStable: -1, LogStart: -1, Leader: -1, LeaderEpoch: -1, Err: part.Err}
+		if part.Err != nil {
+			continue // an unknown partition does not end the wait of the others
+		}
+		s.one(ctx, req, i, &b, r, reads)
+		size += r.Size()
+		located = located || len(r.Locations) > 0
+		enough = enough || r.Err != nil || r.Diverging != nil
+	}
+	return results, enough || located || size >= req.MinBytes
+}
+
+// one answers for one partition within the budget.
+func (s *Service) one(ctx context.Context, req *Request, i int, b *budget, r *Result, reads *tierReads) {
+	part := &req.Parts[i]
+	id := tp.Partition{Topic: part.Topic, Index: part.Index}
+	p, ok := s.Replicas.Get(id)
+	if !ok {
+		r.Err = fmt.Errorf("%w: %s is not here", partition.ErrNotLeader, id)
+		return
+	}
+	marks, err := p.Offsets(part.CurrentEpoch)
+	if err != nil {
+		r.Err, r.Leader, r.LeaderEpoch = err, marks.Leader, marks.LeaderEpoch
+		return
+	}
+	if part.LastFetchedEpoch >= 0 && part.Offset >= marks.LocalLogStart {
+		if epoch, end := p.EndOffsetForEpoch(part.LastFetchedEpoch); epoch < 0 || end < 0 {
+			r.Err = ErrOffsetOutOfRange
+			return
+		} else if epoch < part.LastFetchedEpoch || end < part.Offset {
+			r.Diverging = &Diverging{epoch, end}
+			r.HighWatermark, r.LastStable, r.LogStart = marks.HighWatermark, marks.LastStable, marks.LogStart
+			return
+		}
+	}
+	upTo := marks.HighWatermark
+	if req.Committed {
+		upTo = marks.LastStable
+	}
+	remote := p.Remote()
+	source, segment, err := choose(part.Offset, marks, remote, part.WantLocation, req.Formats)
+	if err == nil {
+		r.HighWatermark, r.LastStable, r.LogStart = marks.HighWatermark, marks.LastStable, marks.LogStart
+	}
+	maxBytes, minOne := b.limit(part.MaxBytes)
+	if maxBytes == 0 && !minOne && source != Nowhere {
+		return
+	}
+	switch source {
+	case Nowhere:
+		r.Err = err
+	case Local:
+		r.Err = s.local(p, part.Offset, maxBytes, upTo, minOne, req.Committed, r)
+		b.charge(r.Size())
+	case Tiered, Direct:
+		if s.Tier == nil {
+			r.Err = ErrReplicaUnavailable
+			return
+		}
+		read := reads.get(i, func(read *tierRead) {
+			if source == Direct {
+				s.locate(ctx, p, segment, part.Offset, req.Committed, read)
+			} else {
+				s.tiered(ctx, p, remote, part.Offset, maxBytes, upTo, minOne, req.Committed, read)
+			}
+		})
+		if !read.ready() {
+			b.charge(maxBytes) // planned bytes count, or many slow partitions would overrun the request (KAFKA-19462)
+			return
+		}
+		if read.err != nil {
+			s.tierError(ctx, id, read.err, r)
+			return
+		}
+		r.Records, r.Aborted, r.Locations = read.records, read.aborted, read.locations
+		b.charge(len(r.Records))
+	}
+}
+
+func (s *Service) local(p *partition.Partition, offset int64, maxBytes int, upTo int64, minOne, committed bool, r *Result) error {
+	l := p.Log()
+	if l == nil {
+		return partition.ErrOffline
+	}
+	if offset >= upTo {
+		return nil // up to the high watermark there is nothing, and that is no error
+	}
+	view, err := l.Read(offset, maxBytes, upTo, minOne)
+	if err != nil {
+		var out *log.OffsetOutOfRangeError
+		if errors.As(err, &out) && offset >= out.LogStart && offset <= out.End {
+			return nil // local retention was faster: the next look plans anew
+		}
+		return err
+	}
+	r.View = view
+	if committed && view.Size() > 0 {
+		if r.Aborted, err = l.AbortedTransactions(view.FirstOffset, view.NextOffset); err != nil {
+			view.Release()
+			r.View = nil
+			return err
+		}
+	}
+	return nil
+}
+
+// tierError maps what went wrong with the bucket: late and failed reads are empty answers, for which the client simply
+// asks again; an offset that is really gone is out of range; damage is said as such.
+func (s *Service) tierError(ctx context.Context, id tp.Partition, err error, r *Result) {
+	if ctx.Err() != nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
+		return
+	}
+	if s.TierFailed != nil {
+		s.TierFailed(id, err)
+	}
+	switch {
+	case errors.Is(err, reader.ErrCorrupt):
+		r.Err = err
+	case errors.Is(err, reader.ErrNotInTier):
+		r.Err = fmt.Errorf("%w: %w", ErrReplicaUnavailable, err)
+	}
+}
+
+func (s *Service) tiered(ctx context.Context, p *partition.Partition, remote tier.Segments, offset int64, maxBytes int, upTo int64, minOne, committed bool, read *tierRead) {
+	result, err := s.Tier.Read(ctx, remote, offset, maxBytes, upTo, minOne)
+	if err == nil && committed && len(result.Records) > 0 {
+		read.aborted, err = s.aborted(ctx, p, remote, result.FirstOffset, result.NextOffset)
+	}
+	read.records, read.err = result.Records, err
+}
+
+// aborted collects the aborted transactions of a range from the tier's indexes and, as a marker may come later, the log's.
+func (s *Service) aborted(ctx context.Context, p *partition.Partition, remote tier.Segments, from, upTo int64) ([]producerstate.AbortedTxn, error) {
+	list, complete, err := s.Tier.Aborted(ctx, remote, from, upTo)
+	if err != nil || complete {
+		return list, err
+	}
+	l := p.Log()
+	if l == nil {
+		return nil, partition.ErrOffline
+	}
+	later, err := l.AbortedTransactions(from, upTo)
+	if err != nil {
+		return nil, err
+	}
+	seen := make(map[producerstate.AbortedTxn]bool, len(list))
+	for _, a := range list {
+		seen[a] = true
+	}
+	for _, a := range later {
+		if !seen[a] { // the tiers overlap
+			list = append(list, a)
+		}
+	}
+	return list, nil
+}
+
+// locate answers with the place of the rest of the segment, from the batch that holds offset on. The aborted transactions
+// are those of exactly that range.
+func (s *Service) locate(ctx context.Context, p *partition.Partition, segment *tier.Segment, offset int64, committed bool, read *tierRead) {
+	start, end, err := s.Tier.Locate(ctx, segment, offset, segment.Size)
+	if err == nil && committed {
+		read.aborted, err = s.aborted(ctx, p, p.Remote(), offset, segment.End+1)
+	}
+	if read.err = err; err != nil {
+		return
+	}
+	_, epoch := p.Leadership()
+	read.locations = []directfetch.Location{{
+		SegmentID: segment.ID, CustomMetadata: segment.CustomMetadata, ObjectKey: segment.Object(s.KeyPrefix, remoteformat.ObjectLog), Format: segment.Format,
+		BaseOffset: segment.Start, EndOffset: segment.End, StartPosition: start, EndPosition: end, SegmentSize: segment.Size,
+		LeaderEpoch: epoch, ValidityMs: s.Validity.Milliseconds(),
+	}}
+	if s.Located != nil {
+		s.Located(end - start)
+	}
+}
+
+// tierReads are the reads of the bucket that one request has started, by partition. They outlive a look at the
+// partitions, not the request. Only the request's goroutine uses them.
+type tierReads struct {
+	results map[int]*tierRead
+	done    chan struct{} // signalled when a read has ended
+}
+
+type tierRead struct {
+	finished  chan struct{}
+	records   []byte
+	aborted   []producerstate.AbortedTxn
+	locations []directfetch.Location
+	err       error
+}
+
+func (r *tierRead) ready() bool {
+	select {
+	case <-r.finished:
+		return true
+	default:
+		return false
+	}
+}
+
+func (rs *tierReads) get(i int, start func(*tierRead)) *tierRead {
+	if r, ok := rs.results[i]; ok {
+		return r
+	}
+	r := &tierRead{finished: make(chan struct{})}
+	rs.results[i] = r
+	go func() {
+		start(r)
+		close(r.finished)
+		select {
+		case rs.done <- struct{}{}:
+		default:
+		}
+	}()
+	return r
+}
+
+func (rs *tierReads) pending() int {
+	n := 0
+	for _, r := range rs.results {
+		if !r.ready() {
+			n++
+		}
+	}
+	return n
+}

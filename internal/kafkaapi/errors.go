@@ -1,0 +1,139 @@
+package kafkaapi
+
+import (
+	"context"
+	"errors"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+
+	"github.com/varve-io/varve/internal/controller"
+	"github.com/varve-io/varve/internal/coordinator"
+	"github.com/varve-io/varve/internal/fetch"
+	"github.com/varve-io/varve/internal/group"
+	"github.com/varve-io/varve/internal/log"
+	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/producerstate"
+	"github.com/varve-io/varve/internal/quorum"
+	"github.com/varve-io/varve/internal/recordbatch"
+	"github.com/varve-io/varve/internal/tier/reader"
+)
+
+// Refusals that arise here.
+var (
+	errUnknownTopic   = errors.New("unknown topic or partition")
+	errUnknownTopicID = errors.New("unknown topic id")
+	errInvalidRequest = errors.New("invalid request")
+	errUnsupported    = errors.New("unsupported version")
+	errTimedOut       = errors.New("request timed out")
+	errRequiredAcks   = errors.New("invalid required acks")
+	errInvalidTopic   = errors.New("invalid topic")
+)
+
+// codes is the one translation from errors to Kafka's codes; the first match wins.
+var codes = []struct {
+	err  error
+	code *kerr.Error
+}{
+	{errUnknownTopic, kerr.UnknownTopicOrPartition},
+	{errUnknownTopicID, kerr.UnknownTopicID},
+	{errInvalidRequest, kerr.InvalidRequest},
+	{errUnsupported, kerr.UnsupportedVersion},
+	{errTimedOut, kerr.RequestTimedOut},
+	{errRequiredAcks, kerr.InvalidRequiredAcks},
+	{errInvalidTopic, kerr.InvalidTopicException},
+
+	{recordbatch.ErrUnsupportedMagic, kerr.UnsupportedForMessageFormat},
+	{recordbatch.ErrUnsupportedCompression, kerr.UnsupportedCompressionType},
+	{recordbatch.ErrTooLarge, kerr.MessageTooLarge},
+	{recordbatch.ErrInvalidTimestamp, kerr.InvalidTimestamp},
+	{recordbatch.ErrInvalidRecord, kerr.InvalidRecord},
+	{recordbatch.ErrCorrupt, kerr.CorruptMessage},
+	{recordbatch.ErrShort, kerr.CorruptMessage},
+
+	{producerstate.ErrOutOfOrderSequence, kerr.OutOfOrderSequenceNumber},
+	{producerstate.ErrInvalidProducerEpoch, kerr.InvalidProducerEpoch},
+	{producerstate.ErrInvalidTxnState, kerr.InvalidTxnState},
+	{producerstate.ErrCoordinatorFenced, kerr.TransactionCoordinatorFenced},
+
+	{partition.ErrNotLeader, kerr.NotLeaderForPartition},
+	{partition.ErrFencedEpoch, kerr.FencedLeaderEpoch},
+	{partition.ErrUnknownEpoch, kerr.UnknownLeaderEpoch},
+	{partition.ErrOffline, kerr.KafkaStorageError},
+	{log.ErrLogDead, kerr.KafkaStorageError},
+	{log.ErrClosed, kerr.NotLeaderForPartition},
+	{log.ErrOffsetOutOfRange, kerr.OffsetOutOfRange},
+	{reader.ErrCorrupt, kerr.CorruptMessage},
+	{fetch.ErrOffsetOutOfRange, kerr.OffsetOutOfRange},
+	{fetch.ErrSessionNotFound, kerr.FetchSessionIDNotFound},
+	{fetch.ErrSessionEpoch, kerr.InvalidFetchSessionEpoch},
+	{fetch.ErrSessionTopicID, kerr.FetchSessionTopicIDError},
+	{fetch.ErrReplicaUnavailable, kerr.ReplicaNotAvailable},
+
+	{controller.ErrInvalidTopic, kerr.InvalidTopicException},
+	{controller.ErrTopicExists, kerr.TopicAlreadyExists},
+	{controller.ErrUnknownTopic, kerr.UnknownTopicOrPartition},
+	{controller.ErrUnknownTopicID, kerr.UnknownTopicID},
+	{controller.ErrInvalidPartitions, kerr.InvalidPartitions},
+	{controller.ErrInvalidReplicationFactor, kerr.InvalidReplicationFactor},
+	{controller.ErrInvalidAssignment, kerr.InvalidReplicaAssignment},
+	{controller.ErrInvalidConfig, kerr.InvalidConfig},
+	{controller.ErrInvalidRequest, kerr.InvalidRequest},
+	{controller.ErrFenced, kerr.StaleBrokerEpoch},
+	{controller.ErrTopicDeletionDisabled, kerr.TopicDeletionDisabled},
+	{quorum.ErrNotController, kerr.NotController},
+
+	{group.ErrInvalidGroupID, kerr.InvalidGroupID},
+	{group.ErrInvalidSession, kerr.InvalidSessionTimeout},
+	{group.ErrInconsistentProtocol, kerr.InconsistentGroupProtocol},
+	{group.ErrUnknownMember, kerr.UnknownMemberID},
+	{group.ErrMemberIDRequired, kerr.MemberIDRequired},
+	{group.ErrFencedInstance, kerr.FencedInstanceID},
+	{group.ErrIllegalGeneration, kerr.IllegalGeneration},
+	{group.ErrRebalanceInProgress, kerr.RebalanceInProgress},
+	{group.ErrGroupFull, kerr.GroupMaxSizeReached},
+	{group.ErrNotFound, kerr.GroupIDNotFound},
+	{group.ErrNotEmpty, kerr.NonEmptyGroup},
+	{group.ErrSubscribed, kerr.GroupSubscribedToTopic},
+	{group.ErrMetadataTooLarge, kerr.OffsetMetadataTooLarge},
+	{group.ErrNotPersisted, kerr.UnknownServerError},
+	{coordinator.ErrNotCoordinator, kerr.NotCoordinator},
+	{coordinator.ErrLoading, kerr.CoordinatorLoadInProgress},
+	{coordinator.ErrUnavailable, kerr.CoordinatorNotAvailable},
+
+	{context.DeadlineExceeded, kerr.RequestTimedOut},
+	{context.Canceled, kerr.RequestTimedOut},
+}
+
+// code is Kafka's code of an error: 0 for nil, -1 for what the table does not know.
+func code(err error) int16 {
+	if err == nil {
+		return 0
+	}
+	for _, row := range codes {
+		if errors.Is(err, row.err) {
+			return row.code.Code
+		}
+	}
+	var coded interface{ Code() int16 }
+	if errors.As(err, &coded) {
+		return coded.Code()
+	}
+	return kerr.UnknownServerError.Code
+}
+
+// message is the text beside a code, nil without an error.
+func message(err error) *string {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	return &text
+}
+
+// errorName is the name of an error's code, for metrics.
+func errorName(err error) string {
+	if e, ok := kerr.ErrorForCode(code(err)).(*kerr.Error); ok {
+		return e.Message
+	}
+	return "NONE"
+}

@@ -1,0 +1,132 @@
+package kafkaapi
+
+import (
+	"context"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/varve-io/varve/internal/directfetch"
+	"github.com/varve-io/varve/internal/fetch"
+	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/tp"
+	"github.com/varve-io/varve/internal/wire"
+)
+
+// startFetch serves Fetch, with sessions (KIP-227), topic ids (KIP-516) and locations (KIP-1248). The reply's records
+// come straight from the log's files.
+func startFetch(a *API, _ context.Context, c *call, request kmsg.Request) (wire.Finish, error) {
+	req := request.(*kmsg.FetchRequest)
+	return func(ctx context.Context) wire.Reply {
+		reply := a.fetch(ctx, c, req)
+		a.Metrics.answered(c.header, time.Since(c.received))
+		return reply
+	}, nil
+}
+
+func (a *API) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) wire.Reply {
+	ids := req.Version >= 13
+	parts, forgotten := a.fetchParts(req, ids)
+	epoch := req.SessionEpoch
+	if req.Version < 7 {
+		epoch = fetch.FinalEpoch
+	}
+	out := fetchReply{version: req.Version, correlation: c.header.Correlation}
+	session, wanted, err := a.Fetch.Sessions.Begin(req.SessionID, epoch, ids, parts, forgotten)
+	if err != nil {
+		out.code = code(err)
+		return out.encode()
+	}
+	cfg := a.Config()
+	results := a.Fetch.Fetch(ctx, &fetch.Request{
+		Parts: wanted, MaxWait: time.Duration(max(req.MaxWaitMillis, 0)) * time.Millisecond,
+		MinBytes: int(req.MinBytes), MaxBytes: min(int(max(req.MaxBytes, 0)), cfg.Int("fetch.max.bytes")),
+		Committed: req.IsolationLevel == 1, Formats: directfetch.Formats(req),
+		TierWait: time.Duration(cfg.Int("remote.fetch.max.wait.ms")) * time.Millisecond,
+	})
+	out.session, out.parts, out.results, out.committed = session.ID(), wanted, results, req.IsolationLevel == 1
+	out.keep = session.Filter(wanted, results, epoch == fetch.FinalEpoch || epoch == fetch.InitialEpoch)
+	for i := range results {
+		switch n := float64(results[i].Size()); {
+		case results[i].Err != nil:
+			a.Metrics.errors.WithLabelValues("Fetch", errorName(results[i].Err)).Inc()
+		case n > 0:
+			a.Metrics.bytesOut.WithLabelValues(wanted[i].Topic).Add(n)
+			if results[i].View == nil {
+				a.Metrics.remote.WithLabelValues(wanted[i].Topic).Add(n)
+			}
+		}
+	}
+	if req.Version >= 16 {
+		out.brokers = a.endpoints(c, results)
+	}
+	return out.encode()
+}
+
+// fetchParts reads the request's partitions. What cannot be resolved stays in its place, with its error.
+func (a *API) fetchParts(req *kmsg.FetchRequest, ids bool) (parts []fetch.Part, forgotten []fetch.Key) {
+	img := a.Image()
+	replica := req.ReplicaID
+	if req.Version >= 15 {
+		replica = req.ReplicaState.ID
+	}
+	for i := range req.Topics {
+		rt := &req.Topics[i]
+		name := rt.Topic
+		var err error
+		if ids {
+			if t, ok := img.TopicsByID[tp.UUID(rt.TopicID)]; ok {
+				name = t.Name
+			} else {
+				name, err = "", errUnknownTopicID
+			}
+		}
+		for j := range rt.Partitions {
+			rp := &rt.Partitions[j]
+			p := fetch.Part{Topic: name, TopicID: tp.UUID(rt.TopicID), Index: rp.Partition, Offset: rp.FetchOffset, MaxBytes: int(max(rp.PartitionMaxBytes, 0)),
+				CurrentEpoch: -1, LastFetchedEpoch: -1, WantLocation: a.DirectFetch && directfetch.Requested(rp), Err: err}
+			if req.Version >= 9 {
+				p.CurrentEpoch = rp.CurrentLeaderEpoch
+			}
+			if req.Version >= 12 {
+				p.LastFetchedEpoch = rp.LastFetchedEpoch
+			}
+			if p.Err == nil {
+				if _, _, ok := img.Partition(tp.Partition{Topic: name, Index: rp.Partition}); !ok {
+					p.Err = errUnknownTopic
+				}
+			}
+			if p.Err == nil && replica >= 0 {
+				p.Err = partition.ErrNotLeader // nobody replicates from here: no such follower
+			}
+			parts = append(parts, p)
+		}
+	}
+	for _, rt := range req.ForgottenTopics {
+		for _, index := range rt.Partitions {
+			forgotten = append(forgotten, fetch.Key{Topic: rt.Topic, TopicID: tp.UUID(rt.TopicID), Index: index})
+		}
+	}
+	return parts, forgotten
+}
+
+// endpoints names the leaders that errors of leadership point to (KIP-951).
+func (a *API) endpoints(c *call, results []fetch.Result) []kmsg.FetchResponseBroker {
+	var out []kmsg.FetchResponseBroker
+	img := a.Image()
+	seen := map[int32]bool{}
+	for i := range results {
+		leader := results[i].Leader
+		if results[i].Err == nil || leader < 0 || seen[leader] {
+			continue
+		}
+		if b, ok := img.Brokers[leader]; ok {
+			if e, ok := endpoint(b, c.peer.Listener); ok {
+				n := kmsg.NewFetchResponseBroker()
+				n.NodeID, n.Host, n.Port, n.Rack = b.ID, e.Host, e.Port, optional(b.Rack)
+				out, seen[leader] = append(out, n), true
+			}
+		}
+	}
+	return out
+}

@@ -1,0 +1,256 @@
+package kafkaapi
+
+import (
+	"context"
+	"slices"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/varve-io/varve/internal/coordinator"
+	"github.com/varve-io/varve/internal/group"
+	"github.com/varve-io/varve/internal/tp"
+)
+
+// offsetCommit serves OffsetCommit.
+func (a *API) offsetCommit(_ context.Context, c *call, req *kmsg.OffsetCommitRequest) *kmsg.OffsetCommitResponse {
+	resp := respond[*kmsg.OffsetCommitResponse](req)
+	img := a.Image()
+	now := c.received.UnixMilli()
+	var commits []coordinator.Commit
+	type place struct{ topic, partition int }
+	var at []place
+	for i := range req.Topics {
+		rt := &req.Topics[i]
+		t := kmsg.NewOffsetCommitResponseTopic()
+		t.Topic, t.TopicID = rt.Topic, rt.TopicID
+		name, failed := rt.Topic, int16(0)
+		if req.Version >= 10 {
+			var ok bool
+			if name, ok = a.topicName(rt.TopicID); !ok {
+				failed = kerr.UnknownTopicID.Code
+			}
+		}
+		for _, rp := range rt.Partitions {
+			p := kmsg.NewOffsetCommitResponseTopicPartition()
+			p.Partition, p.ErrorCode = rp.Partition, failed
+			if _, _, ok := img.Partition(tp.Partition{Topic: name, Index: rp.Partition}); !ok && failed == 0 {
+				p.ErrorCode = kerr.UnknownTopicOrPartition.Code
+			}
+			if p.ErrorCode == 0 {
+				o := group.Offset{Offset: rp.Offset, LeaderEpoch: rp.LeaderEpoch, Metadata: text(rp.Metadata), CommittedAt: now, ExpiresAt: -1}
+				if req.Version <= 4 && req.RetentionTimeMillis >= 0 {
+					o.ExpiresAt = now + req.RetentionTimeMillis
+				}
+				commits = append(commits, coordinator.Commit{TopicPartition: group.TopicPartition{Topic: name, Partition: rp.Partition}, Offset: o})
+				at = append(at, place{i, len(t.Partitions)})
+			}
+			t.Partitions = append(t.Partitions, p)
+		}
+		resp.Topics = append(resp.Topics, t)
+	}
+	by := group.Committer{MemberID: req.MemberID, InstanceID: text(req.InstanceID), Generation: req.Generation}
+	errs, err := a.Groups.Commit(req.Group, by, commits, req.Version >= 9)
+	for j, pl := range at {
+		p := &resp.Topics[pl.topic].Partitions[pl.partition]
+		if p.ErrorCode = code(err); err == nil {
+			p.ErrorCode = code(errs[j])
+		}
+	}
+	return resp
+}
+
+// offsetFetch serves OffsetFetch, of one group or of many (KIP-709). Where the request fails as a whole, rows are filled
+// with the error too: some clients never look at the whole (librdkafka#5586).
+func (a *API) offsetFetch(_ context.Context, _ *call, req *kmsg.OffsetFetchRequest) *kmsg.OffsetFetchResponse {
+	resp := respond[*kmsg.OffsetFetchResponse](req)
+	if req.Version >= 8 {
+		for i := range req.Groups {
+			resp.Groups = append(resp.Groups, a.fetchGroup(req, &req.Groups[i]))
+		}
+		return resp
+	}
+	all := req.Topics == nil
+	var wanted []group.TopicPartition
+	for _, t := range req.Topics {
+		for _, p := range t.Partitions {
+			wanted = append(wanted, group.TopicPartition{Topic: t.Topic, Partition: p})
+		}
+	}
+	fetched, err := a.Groups.FetchOffsets(req.Group, wanted, all)
+	resp.ErrorCode = code(err)
+	if err != nil {
+		fetched = unknown(wanted)
+	}
+	for _, f := range fetched {
+		if n := len(resp.Topics); n == 0 || resp.Topics[n-1].Topic != f.Topic {
+			t := kmsg.NewOffsetFetchResponseTopic()
+			t.Topic = f.Topic
+			resp.Topics = append(resp.Topics, t)
+		}
+		p := kmsg.NewOffsetFetchResponseTopicPartition()
+		metadata := f.Metadata
+		p.Partition, p.Offset, p.LeaderEpoch, p.Metadata, p.ErrorCode = f.Partition, f.Offset.Offset, f.LeaderEpoch, &metadata, code(err)
+		t := &resp.Topics[len(resp.Topics)-1]
+		t.Partitions = append(t.Partitions, p)
+	}
+	return resp
+}
+
+// unknown answers "nothing committed" for all.
+func unknown(wanted []group.TopicPartition) []coordinator.Fetched {
+	out := make([]coordinator.Fetched, len(wanted))
+	for i, w := range wanted {
+		out[i] = coordinator.Fetched{TopicPartition: w, Offset: group.Offset{Offset: -1, LeaderEpoch: -1}}
+	}
+	return out
+}
+
+func (a *API) fetchGroup(req *kmsg.OffsetFetchRequest, rg *kmsg.OffsetFetchRequestGroup) kmsg.OffsetFetchResponseGroup {
+	out := kmsg.NewOffsetFetchResponseGroup()
+	out.Group = rg.Group
+	img := a.Image()
+	var wanted []group.TopicPartition
+	unknownIDs := map[[16]byte]bool{}
+	for _, t := range rg.Topics {
+		name := t.Topic
+		if req.Version >= 10 {
+			var ok bool
+			if name, ok = a.topicName(t.TopicID); !ok {
+				unknownIDs[t.TopicID] = true
+				rt := kmsg.NewOffsetFetchResponseGroupTopic()
+				rt.TopicID = t.TopicID
+				for _, p := range t.Partitions {
+					rp := kmsg.NewOffsetFetchResponseGroupTopicPartition()
+					rp.Partition, rp.Offset, rp.LeaderEpoch, rp.ErrorCode = p, -1, -1, kerr.UnknownTopicID.Code
+					rt.Partitions = append(rt.Partitions, rp)
+				}
+				out.Topics = append(out.Topics, rt)
+				continue
+			}
+		}
+		for _, p := range t.Partitions {
+			wanted = append(wanted, group.TopicPartition{Topic: name, Partition: p})
+		}
+	}
+	fetched, err := a.Groups.FetchOffsets(rg.Group, wanted, rg.Topics == nil)
+	out.ErrorCode = code(err)
+	if err != nil {
+		fetched = unknown(wanted)
+	}
+	byTopic := map[string]int{}
+	for _, f := range fetched {
+		i, ok := byTopic[f.Topic]
+		if !ok {
+			rt := kmsg.NewOffsetFetchResponseGroupTopic()
+			rt.Topic = f.Topic
+			if t, ok := img.Topics[f.Topic]; ok {
+				rt.TopicID = t.ID
+			} else if req.Version >= 10 {
+				continue // without an id there is no way to name it
+			}
+			i = len(out.Topics)
+			byTopic[f.Topic] = i
+			out.Topics = append(out.Topics, rt)
+		}
+		rp := kmsg.NewOffsetFetchResponseGroupTopicPartition()
+		metadata := f.Metadata
+		rp.Partition, rp.Offset, rp.LeaderEpoch, rp.Metadata, rp.ErrorCode = f.Partition, f.Offset.Offset, f.LeaderEpoch, &metadata, code(err)
+		out.Topics[i].Partitions = append(out.Topics[i].Partitions, rp)
+	}
+	return out
+}
+
+// offsetForLeaderEpoch serves OffsetForLeaderEpoch (KIP-279, KIP-320).
+func (a *API) offsetForLeaderEpoch(_ context.Context, _ *call, req *kmsg.OffsetForLeaderEpochRequest) *kmsg.OffsetForLeaderEpochResponse {
+	resp := respond[*kmsg.OffsetForLeaderEpochResponse](req)
+	for i := range req.Topics {
+		rt := &req.Topics[i]
+		t := kmsg.NewOffsetForLeaderEpochResponseTopic()
+		t.Topic = rt.Topic
+		for _, rp := range rt.Partitions {
+			p := kmsg.NewOffsetForLeaderEpochResponseTopicPartition()
+			p.Partition, p.LeaderEpoch, p.EndOffset = rp.Partition, -1, -1
+			part, err := a.replica(rt.Topic, rp.Partition)
+			if err == nil {
+				if _, err = part.Offsets(rp.CurrentLeaderEpoch); err == nil {
+					p.LeaderEpoch, p.EndOffset = part.EndOffsetForEpoch(rp.LeaderEpoch)
+				}
+			}
+			p.ErrorCode = code(err)
+			t.Partitions = append(t.Partitions, p)
+		}
+		resp.Topics = append(resp.Topics, t)
+	}
+	return resp
+}
+
+// describeProducers serves DescribeProducers (KIP-664).
+func (a *API) describeProducers(_ context.Context, c *call, req *kmsg.DescribeProducersRequest) *kmsg.DescribeProducersResponse {
+	resp := respond[*kmsg.DescribeProducersResponse](req)
+	for i := range req.Topics {
+		rt := &req.Topics[i]
+		t := kmsg.NewDescribeProducersResponseTopic()
+		t.Topic = rt.Topic
+		for _, index := range rt.Partitions {
+			p := kmsg.NewDescribeProducersResponseTopicPartition()
+			p.Partition = index
+			part, err := a.replica(rt.Topic, index)
+			if err == nil {
+				_, err = part.Offsets(-1)
+			}
+			p.ErrorCode, p.ErrorMessage = code(err), message(err)
+			if err == nil {
+				for _, s := range part.Log().Producers(c.received) {
+					ap := kmsg.NewDescribeProducersResponseTopicPartitionActiveProducer()
+					ap.ProducerID, ap.ProducerEpoch, ap.LastSequence = s.ProducerID, int32(s.Epoch), s.LastSequence
+					ap.LastTimestamp, ap.CoordinatorEpoch, ap.CurrentTxnStartOffset = s.LastTimestamp, s.CoordinatorEpoch, s.TxnFirstOffset
+					p.ActiveProducers = append(p.ActiveProducers, ap)
+				}
+			}
+			t.Partitions = append(t.Partitions, p)
+		}
+		resp.Topics = append(resp.Topics, t)
+	}
+	return resp
+}
+
+// describeLogDirs serves DescribeLogDirs (KIP-113, KIP-827).
+func (a *API) describeLogDirs(_ context.Context, _ *call, req *kmsg.DescribeLogDirsRequest) *kmsg.DescribeLogDirsResponse {
+	resp := respond[*kmsg.DescribeLogDirsResponse](req)
+	img := a.Image()
+	dir := kmsg.NewDescribeLogDirsResponseDir()
+	dir.Dir = a.LogDir
+	dir.TotalBytes, dir.UsableBytes = a.DiskUsage()
+	for _, name := range img.TopicNames() {
+		asked := req.Topics == nil
+		var only []int32
+		for _, t := range req.Topics {
+			if t.Topic == name {
+				asked, only = true, append(only, t.Partitions...)
+			}
+		}
+		if !asked {
+			continue
+		}
+		rt := kmsg.NewDescribeLogDirsResponseDirTopic()
+		rt.Topic = name
+		for index := range img.Topics[name].Partitions {
+			if only != nil && !slices.Contains(only, int32(index)) {
+				continue
+			}
+			part, ok := a.Replicas.Get(tp.Partition{Topic: name, Index: int32(index)})
+			if !ok || part.Log() == nil {
+				continue
+			}
+			rp := kmsg.NewDescribeLogDirsResponseDirTopicPartition()
+			rp.Partition, rp.Size = int32(index), part.Log().Offsets().Size
+			rt.Partitions = append(rt.Partitions, rp)
+		}
+		if len(rt.Partitions) > 0 {
+			dir.Topics = append(dir.Topics, rt)
+		}
+	}
+	resp.Dirs = append(resp.Dirs, dir)
+	return resp
+}

@@ -1,0 +1,142 @@
+package kafkaapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/varve-io/varve/internal/controller"
+	"github.com/varve-io/varve/internal/log"
+	"github.com/varve-io/varve/internal/metadata"
+	"github.com/varve-io/varve/internal/recordbatch"
+	"github.com/varve-io/varve/internal/tp"
+	"github.com/varve-io/varve/internal/wire"
+)
+
+// startProduce appends at once, so that the batches of a connection are appended in the order in which they came. With
+// one replica in sync an append is committed when it returns, and nothing has to be waited for.
+func startProduce(a *API, _ context.Context, c *call, request kmsg.Request) (wire.Finish, error) {
+	req := request.(*kmsg.ProduceRequest)
+	resp := respond[*kmsg.ProduceResponse](req)
+	now := time.Now()
+	img := a.Image()
+	acksErr := error(nil)
+	if req.Acks < -1 || req.Acks > 1 {
+		acksErr = errRequiredAcks
+	}
+	var first error
+	for i := range req.Topics {
+		rt := &req.Topics[i]
+		t := kmsg.NewProduceResponseTopic()
+		t.Topic, t.TopicID = rt.Topic, rt.TopicID
+		name, topicErr := rt.Topic, acksErr
+		if req.Version >= 13 {
+			if known, ok := img.TopicsByID[tp.UUID(rt.TopicID)]; ok {
+				name = known.Name
+			} else if topicErr == nil {
+				topicErr = errUnknownTopicID
+			}
+		}
+		if topicErr == nil && controller.IsInternal(name) {
+			topicErr = fmt.Errorf("%w: %s is written by the cluster alone", errInvalidTopic, name)
+		}
+		for j := range rt.Partitions {
+			rp := &rt.Partitions[j]
+			p := kmsg.NewProduceResponseTopicPartition()
+			p.Partition = rp.Partition
+			err := topicErr
+			if err == nil {
+				err = a.append(req, name, rp, &p, now)
+			}
+			if err != nil {
+				failProduce(req, err, &p)
+				a.Metrics.errors.WithLabelValues("Produce", errorName(err)).Inc()
+				if !errors.Is(err, errUnknownTopic) && topicErr == nil {
+					a.Metrics.failed.WithLabelValues(name).Inc()
+				}
+				if first == nil {
+					first = fmt.Errorf("%s-%d: %w", name, rp.Partition, err)
+				}
+			}
+			if code(err) == kerr.NotLeaderForPartition.Code && req.Version >= 10 {
+				a.hintProduce(img, name, &p, resp)
+			}
+			t.Partitions = append(t.Partitions, p)
+		}
+		resp.Topics = append(resp.Topics, t)
+	}
+	if req.Acks == 0 {
+		if first == nil {
+			return nil, nil
+		}
+		// A producer that asked for no answer learns of a failure by the connection alone.
+		return nil, fmt.Errorf("client id %q: Produce with acks=0 failed: %w", c.header.ClientID, first)
+	}
+	return a.finish(c, func(context.Context) kmsg.Response { return resp }), nil
+}
+
+// append appends the records of one partition.
+func (a *API) append(req *kmsg.ProduceRequest, topic string, rp *kmsg.ProduceRequestTopicPartition, p *kmsg.ProduceResponseTopicPartition, now time.Time) error {
+	part, err := a.replica(topic, rp.Partition)
+	if err != nil {
+		return err
+	}
+	if req.Version < 7 { // zstd came with v7 (KIP-110)
+		if h, err := recordbatch.ParseHeader(rp.Records); err == nil && h.Codec() == recordbatch.CodecZstd {
+			return fmt.Errorf("%w: Produce version %d does not allow zstd", recordbatch.ErrUnsupportedCompression, req.Version)
+		}
+	}
+	size := len(rp.Records)
+	r, err := part.Append(rp.Records, now, false)
+	if err != nil {
+		return err
+	}
+	a.Metrics.bytesIn.WithLabelValues(topic).Add(float64(size))
+	p.BaseOffset, p.LogAppendTime, p.LogStartOffset = r.FirstOffset, r.LogAppendTime, r.LogStart
+	return nil
+}
+
+func failProduce(req *kmsg.ProduceRequest, err error, p *kmsg.ProduceResponseTopicPartition) {
+	p.ErrorCode = code(err)
+	p.BaseOffset, p.LogAppendTime, p.LogStartOffset = -1, -1, -1
+	// Older clients have no branch for INVALID_RECORD (KIP-467).
+	if p.ErrorCode == kerr.InvalidRecord.Code && req.Version < 8 {
+		p.ErrorCode = kerr.CorruptMessage.Code
+	}
+	if req.Version < 8 {
+		return
+	}
+	p.ErrorMessage = message(err)
+	var records *recordbatch.RecordsError
+	if errors.As(err, &records) {
+		for _, r := range records.Records {
+			e := kmsg.NewProduceResponseTopicPartitionErrorRecord()
+			e.RelativeOffset = int32(r.Index)
+			text := r.Message
+			e.ErrorMessage = &text
+			p.ErrorRecords = append(p.ErrorRecords, e)
+		}
+	}
+	var out *log.OffsetOutOfRangeError
+	if errors.As(err, &out) {
+		p.LogStartOffset = out.LogStart
+	}
+}
+
+// hintProduce names the leader beside NOT_LEADER_OR_FOLLOWER (KIP-951).
+func (a *API) hintProduce(img *metadata.Image, topic string, p *kmsg.ProduceResponseTopicPartition, resp *kmsg.ProduceResponse) {
+	_, state, ok := img.Partition(tp.Partition{Topic: topic, Index: p.Partition})
+	if !ok {
+		return
+	}
+	p.CurrentLeader.LeaderID, p.CurrentLeader.LeaderEpoch = state.Leader, state.LeaderEpoch
+	if b, ok := img.Brokers[state.Leader]; ok && len(b.Listeners) > 0 {
+		n := kmsg.NewProduceResponseBroker()
+		n.NodeID, n.Host, n.Port = b.ID, b.Listeners[0].Host, b.Listeners[0].Port
+		resp.Brokers = append(resp.Brokers, n)
+	}
+}

@@ -1,0 +1,278 @@
+package kafkaapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/varve-io/varve/internal/config"
+	"github.com/varve-io/varve/internal/controller"
+	"github.com/varve-io/varve/internal/coordinator"
+	"github.com/varve-io/varve/internal/metadata"
+	"github.com/varve-io/varve/internal/tp"
+)
+
+// within bounds a command by the time-out that the client sent.
+func within(ctx context.Context, ms int32) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, time.Duration(max(ms, 1000))*time.Millisecond)
+}
+
+// createTopics serves CreateTopics (KIP-4, KIP-525).
+func (a *API) createTopics(ctx context.Context, _ *call, req *kmsg.CreateTopicsRequest) *kmsg.CreateTopicsResponse {
+	resp := respond[*kmsg.CreateTopicsResponse](req)
+	seen := map[string]int{}
+	for i := range req.Topics {
+		seen[req.Topics[i].Topic]++
+	}
+	errs := make([]error, len(req.Topics))
+	var asked []controller.NewTopic
+	var at []int
+	for i := range req.Topics {
+		rt := &req.Topics[i]
+		if seen[rt.Topic] > 1 {
+			errs[i] = fmt.Errorf("Duplicate topic name.%w", silently(errInvalidRequest))
+			continue
+		}
+		t, err := newTopic(rt)
+		if err != nil {
+			errs[i] = err
+			continue
+		}
+		asked, at = append(asked, t), append(at, i)
+	}
+	ctx, cancel := within(ctx, req.TimeoutMillis)
+	defer cancel()
+	var results []controller.CreatedTopic
+	err := a.Control.Do(ctx, func(img *metadata.Image, env controller.Env) ([]metadata.Record, error) {
+		var records []metadata.Record
+		var err error
+		results, records, err = controller.CreateTopics(img, env, asked, req.ValidateOnly)
+		return records, err
+	})
+	made := make([]*controller.CreatedTopic, len(req.Topics))
+	for j, i := range at {
+		if err != nil {
+			errs[i] = err
+			continue
+		}
+		made[i], errs[i] = &results[j], results[j].Err
+	}
+	defaults := config.TopicDefaults(a.Config())
+	for i := range req.Topics {
+		t := kmsg.NewCreateTopicsResponseTopic()
+		t.Topic, t.ErrorCode, t.ErrorMessage = req.Topics[i].Topic, code(errs[i]), message(errs[i])
+		if errs[i] == nil {
+			t.TopicID, t.NumPartitions, t.ReplicationFactor = made[i].ID, made[i].Partitions, made[i].ReplicationFactor
+			if req.ValidateOnly {
+				t.TopicID = [16]byte{}
+			}
+			for _, c := range describe(config.Topic, defaults, made[i].Configs, sourceTopic, nil) {
+				e := kmsg.NewCreateTopicsResponseTopicConfig()
+				e.Name, e.Value, e.Source, e.ReadOnly = c.Name, c.Value, int8(c.Source), c.ReadOnly
+				t.Configs = append(t.Configs, e)
+			}
+		}
+		resp.Topics = append(resp.Topics, t)
+	}
+	return resp
+}
+
+func newTopic(rt *kmsg.CreateTopicsRequestTopic) (controller.NewTopic, error) {
+	t := controller.NewTopic{Name: rt.Topic, Partitions: rt.NumPartitions, ReplicationFactor: rt.ReplicationFactor, Configs: map[string]string{}}
+	for _, c := range rt.Configs {
+		if c.Value == nil {
+			return t, fmt.Errorf("Null value not supported for topic configs: %s%w", c.Name, silently(controller.ErrInvalidConfig))
+		}
+		if _, twice := t.Configs[c.Name]; twice {
+			return t, fmt.Errorf("The config %s is given twice.%w", c.Name, silently(errInvalidRequest))
+		}
+		t.Configs[c.Name] = *c.Value
+	}
+	for _, r := range rt.ReplicaAssignment {
+		if t.Assignments == nil {
+			t.Assignments = map[int32][]int32{}
+		}
+		if _, twice := t.Assignments[r.Partition]; twice {
+			return t, fmt.Errorf("Found multiple manual partition assignments for partition %d%w", r.Partition, silently(controller.ErrInvalidAssignment))
+		}
+		t.Assignments[r.Partition] = r.Replicas
+	}
+	return t, nil
+}
+
+// silently wraps an error of the table without its text, for messages that are Kafka's own.
+func silently(err error) error { return silent{err} }
+
+type silent struct{ error }
+
+func (silent) Error() string   { return "" }
+func (s silent) Unwrap() error { return s.error }
+
+// internalTopic describes one of the cluster's own topics as Kafka makes them.
+func (a *API) internalTopic(name string) controller.NewTopic {
+	t := controller.NewTopic{Name: name, Partitions: -1, ReplicationFactor: -1, Internal: true}
+	if name == coordinator.Topic {
+		c := a.Config()
+		t.Partitions, t.ReplicationFactor = int32(c.Int("offsets.topic.num.partitions")), int16(c.Int("offsets.topic.replication.factor"))
+		t.Configs = map[string]string{"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": c.Get("offsets.topic.segment.bytes")}
+	}
+	return t
+}
+
+// deleteTopics serves DeleteTopics, by name or by id (KIP-516).
+func (a *API) deleteTopics(ctx context.Context, _ *call, req *kmsg.DeleteTopicsRequest) *kmsg.DeleteTopicsResponse {
+	resp := respond[*kmsg.DeleteTopicsResponse](req)
+	topics := req.Topics
+	for i := range req.TopicNames {
+		t := kmsg.NewDeleteTopicsRequestTopic()
+		t.Topic = &req.TopicNames[i]
+		topics = append(topics, t)
+	}
+	img := a.Image()
+	errs := make([]error, len(topics))
+	var ids []tp.UUID
+	var at []int
+	for i, t := range topics {
+		switch {
+		case t.Topic != nil && t.TopicID != [16]byte{}:
+			errs[i] = fmt.Errorf("Topic name and id are both given.%w", silently(errInvalidRequest))
+		case t.Topic != nil:
+			if known, ok := img.Topics[*t.Topic]; ok {
+				topics[i].TopicID = known.ID
+				ids, at = append(ids, known.ID), append(at, i)
+			} else {
+				errs[i] = fmt.Errorf("This server does not host this topic-partition.%w", silently(errUnknownTopic))
+			}
+		default:
+			if known, ok := img.TopicsByID[tp.UUID(t.TopicID)]; ok {
+				topics[i].Topic = &known.Name
+			}
+			ids, at = append(ids, tp.UUID(t.TopicID)), append(at, i)
+		}
+	}
+	ctx, cancel := within(ctx, req.TimeoutMillis)
+	defer cancel()
+	var results []error
+	err := a.Control.Do(ctx, func(img *metadata.Image, env controller.Env) ([]metadata.Record, error) {
+		var records []metadata.Record
+		results, records = controller.DeleteTopics(img, env, ids)
+		return records, nil
+	})
+	for j, i := range at {
+		if errs[i] = err; err == nil {
+			errs[i] = results[j]
+		}
+	}
+	for i, t := range topics {
+		out := kmsg.NewDeleteTopicsResponseTopic()
+		out.Topic, out.TopicID, out.ErrorCode, out.ErrorMessage = t.Topic, t.TopicID, code(errs[i]), message(errs[i])
+		if out.Topic == nil && req.Version < 6 {
+			empty := ""
+			out.Topic = &empty
+		}
+		resp.Topics = append(resp.Topics, out)
+	}
+	return resp
+}
+
+// createPartitions serves CreatePartitions (KIP-195).
+func (a *API) createPartitions(ctx context.Context, _ *call, req *kmsg.CreatePartitionsRequest) *kmsg.CreatePartitionsResponse {
+	resp := respond[*kmsg.CreatePartitionsResponse](req)
+	seen := map[string]int{}
+	for i := range req.Topics {
+		seen[req.Topics[i].Topic]++
+	}
+	errs := make([]error, len(req.Topics))
+	var asked []controller.NewPartitions
+	var at []int
+	for i := range req.Topics {
+		rt := &req.Topics[i]
+		if seen[rt.Topic] > 1 {
+			errs[i] = fmt.Errorf("Duplicate topic name.%w", silently(errInvalidRequest))
+			continue
+		}
+		n := controller.NewPartitions{Topic: rt.Topic, Count: rt.Count}
+		if rt.Assignment != nil {
+			n.Assignments = [][]int32{}
+			for _, r := range rt.Assignment {
+				n.Assignments = append(n.Assignments, r.Replicas)
+			}
+		}
+		asked, at = append(asked, n), append(at, i)
+	}
+	ctx, cancel := within(ctx, req.TimeoutMillis)
+	defer cancel()
+	var results []error
+	err := a.Control.Do(ctx, func(img *metadata.Image, _ controller.Env) ([]metadata.Record, error) {
+		var records []metadata.Record
+		results, records = controller.CreatePartitions(img, asked, req.ValidateOnly)
+		return records, nil
+	})
+	for j, i := range at {
+		if errs[i] = err; err == nil {
+			errs[i] = results[j]
+		}
+	}
+	for i := range req.Topics {
+		t := kmsg.NewCreatePartitionsResponseTopic()
+		t.Topic, t.ErrorCode, t.ErrorMessage = req.Topics[i].Topic, code(errs[i]), message(errs[i])
+		resp.Topics = append(resp.Topics, t)
+	}
+	return resp
+}
+
+// deleteRecords serves DeleteRecords (KIP-107).
+func (a *API) deleteRecords(_ context.Context, _ *call, req *kmsg.DeleteRecordsRequest) *kmsg.DeleteRecordsResponse {
+	resp := respond[*kmsg.DeleteRecordsResponse](req)
+	for i := range req.Topics {
+		rt := &req.Topics[i]
+		t := kmsg.NewDeleteRecordsResponseTopic()
+		t.Topic = rt.Topic
+		for _, rp := range rt.Partitions {
+			p := kmsg.NewDeleteRecordsResponseTopicPartition()
+			p.Partition, p.LowWatermark = rp.Partition, -1
+			part, err := a.replica(rt.Topic, rp.Partition)
+			if err == nil && controller.IsInternal(rt.Topic) {
+				err = errInvalidTopic
+			}
+			if err == nil {
+				p.LowWatermark, err = part.DeleteRecords(rp.Offset)
+			}
+			if err != nil {
+				p.LowWatermark = -1
+			}
+			p.ErrorCode = code(err)
+			t.Partitions = append(t.Partitions, p)
+		}
+		resp.Topics = append(resp.Topics, t)
+	}
+	return resp
+}
+
+var errTransactional = errors.New("transactional ids are not supported yet")
+
+// initProducerID serves InitProducerId of idempotent producers (KIP-98, KIP-360). Transactional ids are refused: they
+// need the transaction coordinator.
+func (a *API) initProducerID(ctx context.Context, _ *call, req *kmsg.InitProducerIDRequest) *kmsg.InitProducerIDResponse {
+	resp := respond[*kmsg.InitProducerIDResponse](req)
+	resp.ProducerID, resp.ProducerEpoch = -1, -1
+	if req.TransactionalID != nil {
+		resp.ErrorCode = code(coordinator.ErrUnavailable)
+		if *req.TransactionalID == "" {
+			resp.ErrorCode = code(errInvalidRequest)
+		} else {
+			a.Log.Warn("a transactional producer was turned away", "transactional.id", *req.TransactionalID, "cause", errTransactional)
+		}
+		return resp
+	}
+	id, err := a.ProducerIDs.Next(ctx)
+	if err != nil {
+		resp.ErrorCode = code(coordinator.ErrUnavailable)
+		return resp
+	}
+	resp.ProducerID, resp.ProducerEpoch = id, 0
+	return resp
+}
