@@ -165,7 +165,8 @@ func (p *plan) begin(at int64, interval int) {
 }
 
 // sealedBelow plans the finished segments before d.segments[n], and rebuilds the indexes that are damaged.
-func (l *Log) sealedBelow(o Options, d *survey, p *plan, n int, deep bool) error {
+// The indexes of segment stale are rebuilt in any case.
+func (l *Log) sealedBelow(o Options, d *survey, p *plan, n, stale int, deep bool) error {
 	for i, s := range d.segments[:n] {
 		next := s.base
 		if i+1 < len(d.segments) {
@@ -173,6 +174,11 @@ func (l *Log) sealedBelow(o Options, d *survey, p *plan, n int, deep bool) error
 		}
 		index, txns := l.damaged(s, next, o.Config.IndexIntervalBytes, deep)
 		r := segment.OpenSealed(l.files, l.dir, s.base, next, s.size)
+		if i == stale {
+			index, txns = true, true
+		} else if index || txns {
+			p.report.IndexesRebuilt++
+		}
 		if index || txns {
 			x, err := l.rebuildIndexes(o, d, p, s, next, txns)
 			if err != nil {
@@ -180,7 +186,6 @@ func (l *Log) sealedBelow(o Options, d *survey, p *plan, n int, deep bool) error
 			}
 			r = segment.OpenInMemory(l.files, l.dir, s.base, next, s.size, x)
 			p.rebuilt = append(p.rebuilt, &rebuild{r, x, true})
-			p.report.IndexesRebuilt++
 		}
 		p.sealed = append(p.sealed, r)
 	}
@@ -224,7 +229,7 @@ func (l *Log) planClean(o Options, d *survey, p *plan) (ok bool, err error) {
 	if !ok {
 		return false, nil
 	}
-	if err := l.sealedBelow(o, d, p, len(d.segments)-1, false); err != nil {
+	if err := l.sealedBelow(o, d, p, len(d.segments)-1, -1, false); err != nil {
 		return false, err
 	}
 	p.base, p.next, p.size, p.indexes, p.scannedFrom = last.base, next, last.size, x, last.base
@@ -296,7 +301,13 @@ func (l *Log) planScan(o Options, d *survey, p *plan) error {
 	for from+1 < len(d.segments) && d.segments[from+1].base <= rp {
 		from++
 	}
-	if err := l.sealedBelow(o, d, p, from, true); err != nil {
+	// Where the recovery point is a segment's base, the segment before may have been the active one when it was
+	// flushed: then its batches are durable, but its indexes may be those of an earlier close.
+	stale := -1
+	if from > 0 && d.segments[from].base == rp {
+		stale = from - 1
+	}
+	if err := l.sealedBelow(o, d, p, from, stale, true); err != nil {
 		return err
 	}
 	start := d.segments[from].base

@@ -86,6 +86,7 @@ func (l *Log) raiseLogStartLocked(to int64) error {
 }
 
 // deleteOldestLocked deletes the n oldest finished segments. Readers get the new local start before the files go.
+// It runs under flushMu, too, and lets go of mu while files are removed.
 func (l *Log) deleteOldestLocked(n int) ([]SegmentInfo, error) {
 	if n == 0 {
 		return nil, nil
@@ -94,12 +95,12 @@ func (l *Log) deleteOldestLocked(n int) ([]SegmentInfo, error) {
 	l.sealed = l.sealed[n:len(l.sealed):len(l.sealed)]
 	l.syncedBelow = max(l.syncedBelow, gone[n-1].Next)
 	l.publishLocked()
-	var out []SegmentInfo
-	for _, r := range gone {
-		out = append(out, info(r))
-		if err := r.Remove(l.fs); err != nil {
-			return out, l.failLocked("delete segment", err)
-		}
+	// Nobody finds them any more, and flushMu keeps others from changing the folder's older part.
+	l.mu.Unlock()
+	out, err := l.removeSegments(gone)
+	l.mu.Lock()
+	if err != nil {
+		return out, l.failLocked("delete segment", err)
 	}
 	first := l.active.Base()
 	if len(l.sealed) > 0 {
@@ -107,6 +108,18 @@ func (l *Log) deleteOldestLocked(n int) ([]SegmentInfo, error) {
 	}
 	l.removeSnapshotsLocked(func(o int64) bool { return o < first })
 	l.dirDirty = true
+	return out, nil
+}
+
+// removeSegments removes segments one after another, each durably (segment.Reader.Remove): a crash must not bring back an older one
+// without those between it and the rest.
+func (l *Log) removeSegments(gone []*segment.Reader) (out []SegmentInfo, err error) {
+	for _, r := range gone {
+		out = append(out, info(r))
+		if err := r.Remove(l.fs); err != nil {
+			return out, err
+		}
+	}
 	return out, nil
 }
 
@@ -148,9 +161,6 @@ func (l *Log) ApplyRetention(now time.Time) (RetentionResult, error) {
 		var err error
 		if res.Deleted, err = l.deleteOldestLocked(r.n); err != nil {
 			return res, err
-		}
-		if err := l.fs.SyncDir(l.dir); err != nil {
-			return res, l.failLocked("delete segment", err)
 		}
 	}
 	oldest := l.current.Load().at(0)

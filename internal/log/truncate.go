@@ -56,6 +56,7 @@ func (l *Log) TruncateTo(offset int64) error {
 			return err
 		}
 	}
+	l.removeSnapshotsLocked(func(o int64) bool { return o > end })
 	if err := l.truncateFilesLocked(v, i, pos); err != nil {
 		return err
 	}
@@ -68,7 +69,6 @@ func (l *Log) TruncateTo(offset int64) error {
 	l.highWatermark = min(l.highWatermark, end)
 	l.remoteEnd = min(l.remoteEnd, end-1)
 	l.logStart = min(l.logStart, end)
-	l.removeSnapshotsLocked(func(o int64) bool { return o > end })
 	segments := append(slices.Clone(l.sealed), l.active.Reader())
 	if l.producers, _, err = l.stateAt(end, l.snapshots, segments, l.flushedMs); err != nil {
 		return l.failLocked("truncate", err)
@@ -118,15 +118,15 @@ func (l *Log) indexesUpTo(r *segment.Reader, pos, end int64) (*segment.Indexes, 
 	return x, nil
 }
 
-// truncateFilesLocked removes the segments after i, the last one first so that a crash leaves no hole, and cuts
-// segment i.
+// truncateFilesLocked removes the segments after i, the last one first and each durably so that a crash leaves no
+// hole, and cuts segment i.
 func (l *Log) truncateFilesLocked(v *view, i int, pos int64) error {
 	for j := v.count() - 1; j > i; j-- {
 		if err := v.at(j).Remove(l.fs); err != nil {
 			return l.failLocked("truncate", err)
 		}
 	}
-	if err := l.fs.SyncDir(l.dir); err != nil {
+	if err := l.fs.SyncDir(l.dir); err != nil { // for the snapshots
 		return l.failLocked("truncate", err)
 	}
 	for _, suffix := range []string{segment.LogSuffix, segment.OffsetIndexSuffix, segment.TimeIndexSuffix, segment.TxnIndexSuffix} {

@@ -336,14 +336,19 @@ func (r *Reader) Sync() error {
 	return nil
 }
 
-// Remove deletes the segment's files; those who have them open keep them.
+// Remove deletes the segment's files; those who have them open keep them. The batches go first, and durably: with
+// them but without its transaction index a segment would tell less than it knows.
 func (r *Reader) Remove(fsys vfs.FS) error {
-	var first error
-	for _, suffix := range []string{TxnIndexSuffix, TimeIndexSuffix, OffsetIndexSuffix, LogSuffix} {
+	for _, suffix := range []string{LogSuffix, TxnIndexSuffix, TimeIndexSuffix, OffsetIndexSuffix} {
 		r.files.Forget(r.path + suffix)
-		if err := fsys.Remove(r.path + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) && first == nil {
-			first = err
+		if err := fsys.Remove(r.path + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+		if suffix == LogSuffix {
+			if err := fsys.SyncDir(filepath.Dir(r.path)); err != nil {
+				return err
+			}
 		}
 	}
-	return first
+	return nil
 }

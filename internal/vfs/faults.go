@@ -38,6 +38,9 @@ type Fault struct {
 // Faulty is a file system that fails as told and otherwise passes everything on.
 type Faulty struct {
 	FS
+	// Before, if set before use, is called ahead of each operation that changes or syncs something.
+	Before func(op Op, path string)
+
 	mu     sync.Mutex
 	faults []*armed
 }
@@ -66,6 +69,9 @@ func (f *Faulty) Heal() {
 
 // fail returns the fault that hits this operation.
 func (f *Faulty) fail(op Op, path string) *Fault {
+	if f.Before != nil && op != OpRead && op != OpReadDir {
+		f.Before(op, path)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, a := range f.faults {
