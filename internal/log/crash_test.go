@@ -62,14 +62,6 @@ func (h *history) open(clean bool) {
 	h.l.SetHighWatermark(math.MaxInt64)
 }
 
-func (h *history) end() int64 {
-	if len(h.batches) == 0 {
-		return -1
-	}
-	hd, _ := recordbatch.ParseHeader(h.batches[len(h.batches)-1])
-	return hd.NextOffset()
-}
-
 // batch makes the next batch: plain, idempotent or transactional, often of one size so that damage may align.
 func (h *history) batch() []byte {
 	b := recordbatch.NewBuilder()

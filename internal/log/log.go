@@ -113,6 +113,8 @@ type view struct {
 	sealed  []*segment.Reader
 	active  *segment.Reader
 	offsets Offsets
+
+	sealedSize int64
 }
 
 // find returns the number of the segment that holds offset, or would: at counts sealed ones first, then active.
@@ -195,9 +197,14 @@ func (l *Log) publishLocked() {
 	}
 	v.offsets = Offsets{LogStart: l.logStart, LocalLogStart: max(l.logStart, first), End: l.active.Next(),
 		ActiveBase: l.active.Base(), RecoveryPoint: l.recoveryPoint, Size: l.active.Size()}
-	for _, r := range l.sealed {
-		v.offsets.Size += r.Size
+	if old := l.current.Load(); old != nil && len(old.sealed) == len(l.sealed) && (len(l.sealed) == 0 || &old.sealed[0] == &l.sealed[0]) {
+		v.sealedSize = old.sealedSize // the list is replaced, never changed
+	} else {
+		for _, r := range l.sealed {
+			v.sealedSize += r.Size
+		}
 	}
+	v.offsets.Size += v.sealedSize
 	l.current.Store(v)
 }
 

@@ -1,6 +1,7 @@
 package log
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -86,7 +87,24 @@ func (v *View) Release() {
 // returned even if it is larger. Nothing to read is an empty view. Offsets below the local start or past the end
 // are an OffsetOutOfRangeError. It takes no lock.
 func (l *Log) Read(offset int64, maxBytes int, upTo int64, minOneBatch bool) (*View, error) {
-	v := l.current.Load()
+	return retry(l, func(v *view) (*View, error) { return l.readView(v, offset, maxBytes, upTo, minOneBatch) })
+}
+
+// viewRetries is how often a read that failed begins anew because the log has changed since it began: its segment
+// may have been deleted before its file was open.
+const viewRetries = 5
+
+func retry[T any](l *Log, read func(*view) (T, error)) (out T, err error) {
+	for range viewRetries {
+		v := l.current.Load()
+		if out, err = read(v); err == nil || errors.Is(err, ErrOffsetOutOfRange) || l.current.Load() == v {
+			break
+		}
+	}
+	return out, err
+}
+
+func (l *Log) readView(v *view, offset int64, maxBytes int, upTo int64, minOneBatch bool) (*View, error) {
 	if o := &v.offsets; offset < o.LocalLogStart || offset > o.End {
 		return nil, &OffsetOutOfRangeError{offset, o.LogStart, o.LocalLogStart, o.End}
 	}
@@ -135,7 +153,10 @@ func (l *Log) readSegment(out *View, r *segment.Reader, offset, maxBytes, upTo i
 
 // AbortedTransactions returns the aborted transactions with records in [from, upTo), in order of their markers.
 func (l *Log) AbortedTransactions(from, upTo int64) ([]AbortedTxn, error) {
-	v := l.current.Load()
+	return retry(l, func(v *view) ([]AbortedTxn, error) { return l.abortedIn(v, from, upTo) })
+}
+
+func (l *Log) abortedIn(v *view, from, upTo int64) ([]AbortedTxn, error) {
 	var out []AbortedTxn
 	for i := v.find(from); i < v.count(); i++ {
 		r := v.at(i)
@@ -165,8 +186,12 @@ type TimestampOffset struct {
 }
 
 // OffsetForTimestamp returns the first local record whose timestamp is at least ts.
-func (l *Log) OffsetForTimestamp(ts int64) (TimestampOffset, bool, error) {
-	v := l.current.Load()
+func (l *Log) OffsetForTimestamp(ts int64) (out TimestampOffset, ok bool, err error) {
+	out, err = retry(l, func(v *view) (found TimestampOffset, err error) { found, ok, err = l.timeIn(v, ts); return found, err })
+	return out, ok, err
+}
+
+func (l *Log) timeIn(v *view, ts int64) (TimestampOffset, bool, error) {
 	for i := v.find(v.offsets.LocalLogStart); i < v.count(); i++ {
 		r := v.at(i)
 		if r.Size == 0 {
@@ -192,8 +217,12 @@ func (l *Log) OffsetForTimestamp(ts int64) (TimestampOffset, bool, error) {
 }
 
 // MaxTimestamp returns the first local record with the maximum timestamp. ok is false of a log without any.
-func (l *Log) MaxTimestamp() (TimestampOffset, bool, error) {
-	v := l.current.Load()
+func (l *Log) MaxTimestamp() (out TimestampOffset, ok bool, err error) {
+	out, err = retry(l, func(v *view) (found TimestampOffset, err error) { found, ok, err = l.maxIn(v); return found, err })
+	return out, ok, err
+}
+
+func (l *Log) maxIn(v *view) (TimestampOffset, bool, error) {
 	var in *segment.Reader
 	best := segment.TimestampOffset{Timestamp: -1, Offset: -1}
 	for i := v.find(math.MinInt64); i < v.count(); i++ {

@@ -35,7 +35,10 @@ func (u *UploadRange) Close() {
 // stable, the minimum of high watermark and last stable offset; nil if there is none, or it is not local.
 // A range that begins in the middle of a segment gets indexes of its own.
 func (l *Log) UploadRange(start, stable int64) (*UploadRange, error) {
-	v := l.current.Load()
+	return retry(l, func(v *view) (*UploadRange, error) { return l.uploadFrom(v, start, stable) })
+}
+
+func (l *Log) uploadFrom(v *view, start, stable int64) (*UploadRange, error) {
 	if start < v.at(0).Base {
 		return nil, nil
 	}
@@ -150,8 +153,7 @@ func (l *Log) snapshotAt(offset int64) ([]byte, error) {
 			return b, nil
 		}
 	}
-	// Retention removes the snapshots of a deleted segment, not of those before it, so that none of the older
-	// ones goes while its segment is here.
+	// Under flushMu no segment goes away.
 	l.flushMu.Lock()
 	defer l.flushMu.Unlock()
 	l.mu.Lock()

@@ -53,8 +53,9 @@ func OpenInMemory(files *FileCache, dir string, base, next, size int64, x *Index
 // Path is the path of one of the segment's files.
 func (r *Reader) Path(suffix string) string { return r.path + suffix }
 
-// OpenLog opens the file of batches; the caller releases it.
-func (r *Reader) OpenLog() (*Handle, error) { return r.files.Acquire(r.path+LogSuffix, r.grow != nil) }
+// OpenLog opens the file of batches for reading, so that a reader of a removed segment cannot make it anew; the
+// caller releases it.
+func (r *Reader) OpenLog() (*Handle, error) { return r.files.Acquire(r.path+LogSuffix, false) }
 
 // useOffsets calls f with the offset index.
 func (r *Reader) useOffsets(f func(*OffsetIndex) error) error {
@@ -229,7 +230,13 @@ func (r *Reader) FindTimestamp(timestamp, fromOffset int64) (f FoundRecord, ok b
 		return f, false, err
 	}
 	defer log.Release()
-	return FindTimestampFrom(log.File, pos.Position, r.Size, timestamp, fromOffset)
+	f, ok, err = FindTimestampFrom(log.File, pos.Position, r.Size, timestamp, fromOffset)
+	var corrupt *CorruptError
+	if errors.As(err, &corrupt) && corrupt.Position == pos.Position && pos.Position > 0 {
+		// The entry does not point to a batch.
+		return FindTimestampFrom(log.File, 0, r.Size, timestamp, fromOffset)
+	}
+	return f, ok, err
 }
 
 // FindTimestampFrom is FindTimestamp in the batches of [pos, end).
