@@ -55,6 +55,7 @@ var Table = []Row{
 	{"internal/tier", Core, nil},
 	{"internal/metadata", Core, []string{cbor}},
 	{"internal/directfetch", Core, []string{kmsg}},
+	{"internal/tierinfo", Core, []string{kmsg, cbor}},
 	{"internal/wire", Core, []string{kmsg}},
 	{"direct", Public, []string{kmsg}},
 	{"direct/objectstore", Public, nil},

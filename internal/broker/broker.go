@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -203,7 +202,11 @@ func (b *broker) stop(stopServing func(), served func() error, stopAll func(), e
 	if b.tier != nil {
 		b.tier.close(limit / 8)
 	}
-	return errors.Join(err, b.closeLogs(true))
+	err = errors.Join(err, b.closeLogs(true))
+	if err == nil {
+		b.log.Info("stopped cleanly")
+	}
+	return err
 }
 
 func ignoreCancel(err error) error {
@@ -286,10 +289,10 @@ func (b *broker) assemble() error {
 		Validity: b.deleteDelay(), Located: b.metrics.Located, TierFailed: b.tierFailed()}
 	services := kafkaapi.Services{NodeID: b.self, Image: b.quorum.Image, Config: b.config, Control: b.control, ProducerIDs: control.NewProducerIDs(b.control),
 		Replicas: b.replicas, Fetch: fetcher, Groups: b.groups, LogDir: b.dir.path, DiskUsage: diskUsage(b.dir.path), Log: b.log, Metrics: b.metrics,
-		DirectFetch: b.tier != nil && b.static.Bool("varve.direct.fetch.enable"), TierReady: b.tier != nil}
+		DirectFetch: b.tier != nil && b.static.Bool("varve.direct.fetch.enable")}
 	if b.tier != nil {
 		fetcher.Tier, fetcher.KeyPrefix = b.tier.reader, b.static.Get("rsm.config.key.prefix")
-		services.TierLookup = b.tier.reader
+		services.TierLookup, services.TierLag = b.tier.reader, b.tier.service.Lag
 	}
 	limits := server.Limits{FrameMax: b.static.Int("socket.request.max.bytes"), ConnectionsMax: b.static.Int("max.connections"),
 		Idle: time.Duration(b.static.Int64("connections.max.idle.ms")) * time.Millisecond}
@@ -376,13 +379,6 @@ func (b *broker) tierFailed() func(tp.Partition, error) {
 	return func(id tp.Partition, err error) {
 		quiet.warn("reading the tier failed, consumers ask again", "partition", id.String(), "cause", err)
 	}
-}
-
-func portOf(addr net.Addr) string {
-	if t, ok := addr.(*net.TCPAddr); ok {
-		return strconv.Itoa(t.Port)
-	}
-	return addr.String()
 }
 
 // tieringOf is nil-safe access for code that runs with and without a tier.

@@ -20,6 +20,7 @@ import (
 	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/tier"
 	"github.com/varve-io/varve/internal/tier/reader"
+	"github.com/varve-io/varve/internal/tiering"
 	"github.com/varve-io/varve/internal/tp"
 	"github.com/varve-io/varve/internal/wire"
 )
@@ -45,11 +46,11 @@ type Services struct {
 	Replicas    Replicas
 	Fetch       *fetch.Service
 	Groups      *coordinator.Groups
-	TierLookup  TierLookup // nil without a tier
+	TierLookup  TierLookup                             // nil without a tier
+	TierLag     func(tp.Partition) (tiering.Lag, bool) // nil without a tier
 	LogDir      string
 	DiskUsage   func() (total, usable int64) // bytes of the volume, -1 unknown
 	DirectFetch bool                         // whether locations are handed out
-	TierReady   bool                         // whether topics may be tiered
 	Log         *slog.Logger
 	Metrics     *Metrics
 }
@@ -103,6 +104,7 @@ func table() []entry {
 		{key: 14, min: 0, max: 5, serve: handler((*API).syncGroup)},
 		{key: 15, min: 0, max: 6, serve: handler((*API).describeGroups)},
 		{key: 16, min: 0, max: 5, serve: handler((*API).listGroups)},
+		{key: 17, min: 0, max: 1, serve: handler((*API).saslHandshake)},
 		{key: 18, min: 0, max: 5, serve: handler((*API).apiVersions)},
 		{key: 19, min: 2, max: 7, serve: handler((*API).createTopics)},
 		{key: 20, min: 1, max: 6, serve: handler((*API).deleteTopics)},
@@ -112,6 +114,7 @@ func table() []entry {
 		{key: 32, min: 1, max: 4, serve: handler((*API).describeConfigs)},
 		{key: 33, min: 0, max: 2, serve: handler((*API).alterConfigs)},
 		{key: 35, min: 1, max: 5, serve: handler((*API).describeLogDirs)},
+		{key: 36, min: 0, max: 2, serve: handler((*API).saslAuthenticate)},
 		{key: 37, min: 0, max: 3, serve: handler((*API).createPartitions)},
 		{key: 42, min: 0, max: 3, serve: handler((*API).deleteGroups)},
 		{key: 44, min: 0, max: 1, serve: handler((*API).incrementalAlterConfigs)},

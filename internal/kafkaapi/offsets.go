@@ -2,7 +2,6 @@ package kafkaapi
 
 import (
 	"context"
-	"slices"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -212,45 +211,5 @@ func (a *API) describeProducers(_ context.Context, c *call, req *kmsg.DescribePr
 		}
 		resp.Topics = append(resp.Topics, t)
 	}
-	return resp
-}
-
-// describeLogDirs serves DescribeLogDirs (KIP-113, KIP-827).
-func (a *API) describeLogDirs(_ context.Context, _ *call, req *kmsg.DescribeLogDirsRequest) *kmsg.DescribeLogDirsResponse {
-	resp := respond[*kmsg.DescribeLogDirsResponse](req)
-	img := a.Image()
-	dir := kmsg.NewDescribeLogDirsResponseDir()
-	dir.Dir = a.LogDir
-	dir.TotalBytes, dir.UsableBytes = a.DiskUsage()
-	for _, name := range img.TopicNames() {
-		asked := req.Topics == nil
-		var only []int32
-		for _, t := range req.Topics {
-			if t.Topic == name {
-				asked, only = true, append(only, t.Partitions...)
-			}
-		}
-		if !asked {
-			continue
-		}
-		rt := kmsg.NewDescribeLogDirsResponseDirTopic()
-		rt.Topic = name
-		for index := range img.Topics[name].Partitions {
-			if only != nil && !slices.Contains(only, int32(index)) {
-				continue
-			}
-			part, ok := a.Replicas.Get(tp.Partition{Topic: name, Index: int32(index)})
-			if !ok || part.Log() == nil {
-				continue
-			}
-			rp := kmsg.NewDescribeLogDirsResponseDirTopicPartition()
-			rp.Partition, rp.Size = int32(index), part.Log().Offsets().Size
-			rt.Partitions = append(rt.Partitions, rp)
-		}
-		if len(rt.Partitions) > 0 {
-			dir.Topics = append(dir.Topics, rt)
-		}
-	}
-	resp.Dirs = append(resp.Dirs, dir)
 	return resp
 }

@@ -1,0 +1,117 @@
+// Package tierinfo lets an admin see the tier through Kafka's own protocol: what a broker knows of its remote segments
+// travels in tagged fields of DescribeLogDirs v2 and later, which other clients ignore (KIP-482). It is pure.
+package tierinfo
+
+import (
+	"fmt"
+
+	"github.com/fxamacker/cbor/v2"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/varve-io/varve/internal/tier"
+	"github.com/varve-io/varve/internal/tp"
+)
+
+// Tag is the number of the field at every level of request and response.
+const Tag uint32 = 10002
+
+// MinVersion is the first DescribeLogDirs version with tagged fields.
+const MinVersion = 2
+
+// Ask says how much to tell; it is the value of the request's field.
+type Ask byte
+
+const (
+	Summary  Ask = 1 // sums by partition
+	Segments Ask = 2 // every remote segment too, and those of deleted topics
+)
+
+// Partition is what the leader tells of one partition's tier.
+type Partition struct {
+	LocalStart   int64 `cbor:"1,keyasint"` // first offset on disk
+	LogStart     int64 `cbor:"2,keyasint"`
+	End          int64 `cbor:"3,keyasint"` // high watermark
+	RemoteStart  int64 `cbor:"4,keyasint"` // -1 if nothing is in the tier
+	RemoteEnd    int64 `cbor:"5,keyasint"` // inclusive, -1
+	RemoteBytes  int64 `cbor:"6,keyasint"`
+	RemoteCount  int64 `cbor:"7,keyasint"`
+	Deleting     int64 `cbor:"8,keyasint"` // segments that wait for the removal of their objects
+	LagBytes     int64 `cbor:"9,keyasint"` // sealed and not in the tier
+	LagSegments  int64 `cbor:"10,keyasint"`
+	Copying      bool  `cbor:"11,keyasint"`
+	Tiered       bool  `cbor:"12,keyasint"`
+	CopyDisabled bool  `cbor:"13,keyasint"`
+	// Failure says why the last pass over the partition failed, "" if it did not.
+	Failure string `cbor:"14,keyasint,omitempty"`
+	// Unstable is the first offset of the oldest open transaction, which holds the tier back; -1 if there is none.
+	Unstable int64          `cbor:"15,keyasint"`
+	List     []tier.Segment `cbor:"16,keyasint,omitempty"`
+}
+
+// Deleted are the remote segments of deleted topics that are not gone yet.
+type Deleted struct {
+	Topic string         `cbor:"1,keyasint"`
+	ID    tp.UUID        `cbor:"2,keyasint"`
+	List  []tier.Segment `cbor:"3,keyasint"`
+}
+
+// Request asks for the tier in a DescribeLogDirs request.
+func Request(r *kmsg.DescribeLogDirsRequest, a Ask) { r.UnknownTags.Set(Tag, []byte{byte(a)}) }
+
+// Requested tells what was asked, 0 for nothing.
+func Requested(r *kmsg.DescribeLogDirsRequest) Ask {
+	b := find(&r.UnknownTags)
+	if len(b) != 1 || b[0] > byte(Segments) {
+		return 0
+	}
+	return Ask(b[0])
+}
+
+// Set answers for a partition.
+func Set(r *kmsg.DescribeLogDirsResponseDirTopicPartition, p Partition) error {
+	return set(&r.UnknownTags, p)
+}
+
+// Get reads the answer for a partition; ok is false if the broker told nothing.
+func Get(r *kmsg.DescribeLogDirsResponseDirTopicPartition) (p Partition, ok bool, err error) {
+	ok, err = get(&r.UnknownTags, &p)
+	return p, ok, err
+}
+
+// SetDeleted answers for deleted topics.
+func SetDeleted(r *kmsg.DescribeLogDirsResponse, d []Deleted) error { return set(&r.UnknownTags, d) }
+
+// GetDeleted reads the answer for deleted topics.
+func GetDeleted(r *kmsg.DescribeLogDirsResponse) (d []Deleted, err error) {
+	_, err = get(&r.UnknownTags, &d)
+	return d, err
+}
+
+func set(tags *kmsg.Tags, v any) error {
+	b, err := cbor.Marshal(v)
+	if err != nil {
+		return fmt.Errorf("encode tier info: %w", err)
+	}
+	tags.Set(Tag, b)
+	return nil
+}
+
+func get(tags *kmsg.Tags, v any) (bool, error) {
+	b := find(tags)
+	if b == nil {
+		return false, nil
+	}
+	if err := cbor.Unmarshal(b, v); err != nil {
+		return false, fmt.Errorf("decode tier info: %w", err)
+	}
+	return true, nil
+}
+
+func find(tags *kmsg.Tags) (value []byte) {
+	tags.Each(func(k uint32, v []byte) {
+		if k == Tag {
+			value = v
+		}
+	})
+	return value
+}
