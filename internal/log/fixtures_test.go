@@ -197,7 +197,7 @@ func TestKafkasLogs(t *testing.T) {
 				if err := l.Close(); err != nil {
 					t.Fatal(err)
 				}
-				compareIndexes(t, mem, name, dir, !clean)
+				compareIndexes(t, mem, name, dir, l.Offsets().End, !clean)
 				again, err := Open(Options{FS: mem, Dir: "/p-0", Partition: l.Partition(), Config: l.Config(), Clean: true, Now: time.UnixMilli(1795986264864)})
 				if err != nil || !again.Recovery().Clean || again.TopicID() != l.TopicID() {
 					t.Fatalf("open again: %v", err)
@@ -388,7 +388,7 @@ func compareProducers(t *testing.T, l *Log, topic *kafkaTopic) {
 
 // compareIndexes reads the folder after a close. Rebuilt indexes of a log that Kafka compacted may be denser than
 // its own, so that there only each entry's truth is checked.
-func compareIndexes(t *testing.T, mem *vfs.Mem, name, dir string, rebuilt bool) {
+func compareIndexes(t *testing.T, mem *vfs.Mem, name, dir string, end int64, rebuilt bool) {
 	t.Helper()
 	if name == "local/unclean" {
 		dir = filepath.Join(filepath.Dir(dir), "unclean-recovered")
@@ -442,7 +442,22 @@ func compareIndexes(t *testing.T, mem *vfs.Mem, name, dir string, rebuilt bool) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := leaderepoch.Parse(b); err != nil {
-		t.Error(err)
+	var lines []string
+	if err := json.Unmarshal(want[epochFile], &lines); err != nil {
+		t.Fatal(err)
+	}
+	var entries []leaderepoch.Entry
+	for _, line := range lines[2:] {
+		var e leaderepoch.Entry
+		if _, err := fmt.Sscan(line, &e.Epoch, &e.StartOffset); err != nil {
+			t.Fatal(err)
+		}
+		// An epoch in which nothing was written yet is dropped by a load, as Kafka's does, until it is assigned again.
+		if e.StartOffset < end {
+			entries = append(entries, e)
+		}
+	}
+	if got := leaderepoch.Marshal(entries); !bytes.Equal(got, b) {
+		t.Errorf("leader epochs %q, Kafka has %q", b, got)
 	}
 }
