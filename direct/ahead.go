@@ -1,0 +1,364 @@
+package direct
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/varve-io/varve/internal/directfetch"
+)
+
+// ahead is the read-ahead of a Transport: its streams, their memory, and the breaker. The Transport's mutex guards it.
+type ahead struct {
+	streams map[streamKey]*stream
+	byPart  map[partKey][]*stream
+	holds   map[partKey]hold
+	breaker breaker
+	used    int64     // bytes of buffers
+	hungry  []*stream // wait for memory, first come first served
+	free    [][]byte  // buffers of RangeBytes for reuse
+}
+
+// hold keeps a range of offsets away from direct reads, after its object turned out to be of no use.
+type hold struct {
+	to    int64
+	until time.Time
+}
+
+// check says what is wrong with a location for an offset, "" if nothing.
+func (t *Transport) check(loc *directfetch.Location, offset int64) (cause, string) {
+	switch {
+	case !slices.Contains(t.formats, loc.Format):
+		return causeFormat, "format " + loc.Format
+	case offset < loc.BaseOffset || offset > loc.EndOffset:
+		return causeLocation, fmt.Sprintf("offsets %d to %d", loc.BaseOffset, loc.EndOffset)
+	case loc.EndOffset == math.MaxInt64:
+		return causeLocation, "endless"
+	case loc.ValidityMs <= 0:
+		return causeExpired, "no validity"
+	}
+	return "", ""
+}
+
+// validity is for how long a location can be used.
+func validity(loc *directfetch.Location) time.Duration {
+	return time.Duration(min(loc.ValidityMs, int64(24*time.Hour/time.Millisecond))) * time.Millisecond
+}
+
+// open begins read-ahead for a request at an offset. hint is how much the client takes at once.
+func (t *Transport) open(key streamKey, loc directfetch.Location, m marks, list aborted, hint int64) *stream {
+	if old := t.ahead.streams[key]; old != nil {
+		t.drop(old)
+	}
+	if all := t.ahead.byPart[key.partKey]; len(all) >= maxStreams {
+		oldest := -1
+		for i, s := range all {
+			if !s.busy && (oldest < 0 || s.used.Before(all[oldest].used)) {
+				oldest = i
+			}
+		}
+		if oldest >= 0 {
+			t.drop(all[oldest])
+		}
+	}
+	s := &stream{key: key, loc: loc, marks: m, expires: m.at.Add(validity(&loc)), used: m.at, aborted: list, nextPos: loc.StartPosition, depth: 1,
+		first: min(max(hint, minRange), t.cfg.RangeBytes),
+		split: splitter{next: key.next, end: loc.EndOffset, left: loc.EndPosition - loc.StartPosition, maxBatch: t.cfg.MaxBatchBytes}}
+	s.ctx, s.cancel = context.WithCancel(t.ctx)
+	t.ahead.streams[key] = s
+	t.ahead.byPart[key.partKey] = append(t.ahead.byPart[key.partKey], s)
+	t.stats.locations++
+	t.pump(s)
+	return s
+}
+
+// move files a stream under its new next offset.
+func (t *Transport) move(s *stream, from streamKey) {
+	if t.ahead.streams[from] == s {
+		delete(t.ahead.streams, from)
+	}
+	if other := t.ahead.streams[s.key]; other != nil && other != s {
+		t.drop(other)
+	}
+	t.ahead.streams[s.key] = s
+}
+
+// drop ends a stream and frees its memory.
+func (t *Transport) drop(s *stream) {
+	if s.dropped {
+		return
+	}
+	s.dropped = true
+	s.cancel()
+	if t.ahead.streams[s.key] == s {
+		delete(t.ahead.streams, s.key)
+	}
+	if rest := slices.DeleteFunc(t.ahead.byPart[s.key.partKey], func(o *stream) bool { return o == s }); len(rest) > 0 {
+		t.ahead.byPart[s.key.partKey] = rest
+	} else {
+		delete(t.ahead.byPart, s.key.partKey)
+	}
+	for i := range s.ready {
+		t.unref(s.ready[i].chunk)
+	}
+	s.ready, s.readySize = nil, 0
+	t.freeFlights(s)
+	s.signal()
+}
+
+// dropPart ends all read-ahead of a partition, whose leadership or log changed.
+func (t *Transport) dropPart(key partKey) {
+	for _, s := range slices.Clone(t.ahead.byPart[key]) {
+		t.drop(s)
+	}
+}
+
+// freeFlights frees the ranges that are over and that nobody will split. Those under way are freed by their reader.
+func (t *Transport) freeFlights(s *stream) {
+	for _, f := range s.flights {
+		if f.over {
+			t.unref(f.chunk)
+		}
+	}
+	s.flights = nil
+}
+
+// unref gives up one use of a buffer.
+func (t *Transport) unref(c *chunk) {
+	if c.refs--; c.refs > 0 {
+		return
+	}
+	t.ahead.used -= c.size
+	c.stream.held--
+	if int64(cap(c.b)) == t.cfg.RangeBytes && len(t.ahead.free) < t.cfg.RangesPerPartition {
+		t.ahead.free = append(t.ahead.free, c.b[:cap(c.b)])
+	}
+	c.b = nil
+	t.pump(c.stream)
+	for len(t.ahead.hungry) > 0 && t.ahead.used+minRange <= t.cfg.MemoryBytes {
+		s := t.ahead.hungry[0]
+		t.ahead.hungry = t.ahead.hungry[1:]
+		s.hungry = false
+		t.pump(s)
+		if s.hungry {
+			break
+		}
+	}
+}
+
+// release gives back what was written to a client.
+func (t *Transport) release(chunks []*chunk) {
+	if len(chunks) == 0 {
+		return
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, c := range chunks {
+		t.unref(c)
+	}
+}
+
+// newChunk takes memory for a stream.
+func (t *Transport) newChunk(s *stream, size int64) *chunk {
+	c := &chunk{size: size, refs: 1, stream: s}
+	t.ahead.used += size
+	s.held++
+	return c
+}
+
+// pump begins as many ranges as depth and memory allow. A stream without any buffer may always begin one, of the least
+// size if memory is short, so that no partition waits for another's consumer.
+func (t *Transport) pump(s *stream) {
+	for !s.dropped && s.failed == "" && s.held < s.depth && s.nextPos < s.loc.EndPosition {
+		size := t.cfg.RangeBytes
+		if s.nextPos == s.loc.StartPosition {
+			size = s.first
+		}
+		if room := t.cfg.MemoryBytes - t.ahead.used; size > room {
+			if s.held > 0 {
+				if room < minRange {
+					if !s.hungry {
+						s.hungry = true
+						t.ahead.hungry = append(t.ahead.hungry, s)
+					}
+					return
+				}
+				size = room
+			} else {
+				size = max(room, minRange)
+			}
+		}
+		f := &flight{start: s.nextPos, end: min(s.nextPos+size, s.loc.EndPosition)}
+		s.nextPos = f.end
+		f.chunk = t.newChunk(s, f.end-f.start)
+		n := f.end - f.start
+		if last := len(t.ahead.free) - 1; last >= 0 && n > t.cfg.RangeBytes/2 {
+			f.chunk.b = t.ahead.free[last][:n]
+			t.ahead.free = t.ahead.free[:last]
+		}
+		s.flights = append(s.flights, f)
+		t.wg.Add(1)
+		go t.read(s, f)
+	}
+}
+
+// read fetches one range and splits what is in order.
+func (t *Transport) read(s *stream, f *flight) {
+	defer t.wg.Done()
+	n := f.end - f.start
+	if f.chunk.b == nil {
+		if n > t.cfg.RangeBytes/2 {
+			f.chunk.b = make([]byte, n, t.cfg.RangeBytes)
+		} else {
+			f.chunk.b = make([]byte, n)
+		}
+	}
+	begin := time.Now()
+	err := t.fetch(s, f.start, f.end, f.chunk.b)
+	took := time.Since(begin)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	f.over, f.err = true, err
+	if err == nil {
+		t.stats.requests++
+		t.stats.bytes += n
+		t.latency.Observe(took.Seconds())
+		t.ahead.breaker.succeeded(time.Now())
+	}
+	if s.dropped || s.failed != "" {
+		t.unref(f.chunk)
+		return
+	}
+	t.splitReady(s)
+}
+
+// fetch reads a range into b, which it fills.
+func (t *Transport) fetch(s *stream, start, end int64, b []byte) (err error) {
+	ctx, cancel := context.WithCancelCause(s.ctx)
+	defer cancel(nil)
+	timer := time.AfterFunc(t.cfg.ConnectTimeout, func() { cancel(ErrConnectTimeout) })
+	defer timer.Stop()
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%w: %v", errPanic, p)
+		}
+		if err != nil && ctx.Err() != nil {
+			if c := context.Cause(ctx); !errors.Is(err, c) {
+				err = fmt.Errorf("%w: %w", c, err)
+			}
+		}
+	}()
+	body, err := t.cfg.Fetcher.FetchLogSegment(ctx, Segment{SegmentID: s.loc.SegmentID, ObjectKey: s.loc.ObjectKey, Format: s.loc.Format,
+		CustomMetadata: s.loc.CustomMetadata, Size: s.loc.SegmentSize, BaseOffset: s.loc.BaseOffset}, start, end)
+	if err != nil {
+		return err
+	}
+	if body == nil {
+		return fmt.Errorf("%w: no body and no error", errPanic)
+	}
+	defer body.Close()
+	if !timer.Stop() && ctx.Err() != nil {
+		return ErrConnectTimeout
+	}
+	reading := time.AfterFunc(t.cfg.ReadTimeout, func() { cancel(ErrReadTimeout) })
+	defer reading.Stop()
+	stop := context.AfterFunc(ctx, func() { body.Close() })
+	defer stop()
+	if n, err := io.ReadFull(body, b); err != nil {
+		return fmt.Errorf("%d of %d bytes from %d: %w", n, len(b), start, err)
+	}
+	return nil
+}
+
+// splitReady splits the ranges that are next in order, without the mutex while it does so.
+func (t *Transport) splitReady(s *stream) {
+	if s.splitting {
+		return
+	}
+	s.splitting = true
+	for !s.dropped && s.failed == "" && len(s.flights) > 0 && s.flights[0].over {
+		f := s.flights[0]
+		s.flights = s.flights[1:]
+		if f.err != nil {
+			t.fail(s, causeOf(f.err), f.err)
+			t.unref(f.chunk)
+			break
+		}
+		t.mu.Unlock()
+		pieces, err := s.split.feed(f.chunk.b)
+		t.mu.Lock()
+		if s.dropped {
+			t.unref(f.chunk)
+			break
+		}
+		for _, p := range pieces {
+			c := f.chunk
+			if p.own != nil {
+				c = t.newChunk(s, int64(len(p.own)))
+				c.b, p.at, p.size, p.own = p.own, 0, len(p.own), nil
+			} else {
+				c.refs++
+			}
+			s.ready = append(s.ready, batch{p, c})
+			s.readySize += int64(p.size)
+		}
+		if err != nil {
+			t.fail(s, causeOf(err), err)
+		} else if s.split.left == 0 {
+			s.done = true
+		}
+		t.unref(f.chunk)
+		s.signal()
+		t.pump(s)
+	}
+	s.splitting = false
+}
+
+// fail ends a stream behind what it has ready.
+func (t *Transport) fail(s *stream, c cause, err error) {
+	s.failed = c
+	s.cancel()
+	t.freeFlights(s)
+	t.stats.errors[c]++
+	now := time.Now()
+	t.cfg.Logger.Warn("direct read failed, the broker is asked instead", "topic", s.key.topic, "partition", s.key.partition, "object", s.loc.ObjectKey, "cause", string(c), "error", err)
+	if c.ofObject() {
+		t.hold(s.key.partKey, s.loc.EndOffset, now)
+	} else if t.ahead.breaker.failed(now) {
+		t.stats.rests++
+		t.cfg.Logger.Warn("direct reads rest", "for", t.ahead.breaker.rest.String())
+	}
+	s.signal()
+}
+
+// hold keeps a partition away from direct reads up to an offset, for a while.
+func (t *Transport) hold(key partKey, to int64, now time.Time) {
+	t.ahead.holds[key] = hold{to: to, until: now.Add(t.cfg.RestMax)}
+}
+
+// held reports whether an offset is kept away.
+func (t *Transport) held(key partKey, offset int64, now time.Time) bool {
+	h, ok := t.ahead.holds[key]
+	return ok && offset <= h.to && now.Before(h.until)
+}
+
+// sweep drops what nobody asked for and what is over.
+func (t *Transport) sweep(now time.Time) {
+	for _, s := range t.ahead.streams {
+		if !s.busy && (now.Sub(s.used) >= t.cfg.IdleTimeout || !now.Before(s.expires)) {
+			t.drop(s)
+		}
+	}
+	for key, h := range t.ahead.holds {
+		if !now.Before(h.until) {
+			delete(t.ahead.holds, key)
+		}
+	}
+	if len(t.ahead.streams) == 0 {
+		t.ahead.free = nil
+	}
+}
