@@ -366,7 +366,7 @@ func (j *job) compose() reply {
 		switch {
 		case w.answer != nil:
 			p.resp = *w.answer
-			if b := trim(w.answer.RecordBatches, left, !taken); len(b) > 0 {
+			if b := trim(w.answer.RecordBatches, min(left, int(max(w.req.PartitionMaxBytes, 0))), !taken); len(b) > 0 {
 				p.records = [][]byte{b}
 			}
 		case w.stream != nil:
