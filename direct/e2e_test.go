@@ -1,0 +1,321 @@
+package direct_test
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/IBM/sarama"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/varve-io/varve/direct"
+	"github.com/varve-io/varve/direct/objectstore"
+	"github.com/varve-io/varve/internal/broker"
+	"github.com/varve-io/varve/internal/config"
+	"github.com/varve-io/varve/internal/s3test"
+)
+
+// startBroker runs a real broker in this process until the test ends and returns its address.
+func startBroker(t *testing.T, settings map[string]string) string {
+	t.Helper()
+	raw := map[string]string{"listeners": "PLAINTEXT://127.0.0.1:0", "log.dir": t.TempDir(), "remote.log.manager.task.interval.ms": "50",
+		"log.retention.check.interval.ms": "50", "log.initial.task.delay.ms": "0", "group.initial.rebalance.delay.ms": "0", "offsets.topic.num.partitions": "1"}
+	maps.Copy(raw, settings)
+	values, err := config.Broker.NewValues(raw)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	started, ended := make(chan []string, 1), make(chan error, 1)
+	go func() {
+		ended <- broker.Run(ctx, broker.Options{Config: values, Logger: slog.New(slog.DiscardHandler), Started: func(a []string) { started <- a }})
+	}()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("broker: %v", err)
+		}
+	})
+	select {
+	case a := <-started:
+		return strings.TrimPrefix(a[0], "PLAINTEXT://")
+	case err := <-ended:
+		ended <- err
+		t.Fatal(err)
+		return ""
+	}
+}
+
+// load creates a topic, fills it, and waits until nearly all of it is in the tier only. It returns the values of each
+// partition in order.
+func load(t *testing.T, addr, topic string, partitions int32, perPartition int) [][]string {
+	t.Helper()
+	ctx := t.Context()
+	cl, err := kgo.NewClient(kgo.SeedBrokers(addr), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerBatchCompression(kgo.NoCompression()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	adm := kadm.NewClient(cl)
+	s := func(v string) *string { return &v }
+	if _, err := adm.CreateTopic(ctx, partitions, 1, map[string]*string{"remote.storage.enable": s("true"), "internal.segment.bytes": s("60000"),
+		"local.retention.bytes": s("1"), "remote.copy.lag.bytes": s("0"), "index.interval.bytes": s("2000")}, topic); err != nil {
+		t.Fatal(err)
+	}
+	out := make([][]string, partitions)
+	for i := range perPartition {
+		var batch []*kgo.Record
+		for p := range partitions {
+			v := fmt.Sprintf("%s-%d-%d-%s", topic, p, i, strings.Repeat("v", i%700))
+			out[p] = append(out[p], v)
+			batch = append(batch, &kgo.Record{Topic: topic, Partition: p, Value: []byte(v)})
+		}
+		if i%7 == 6 || i == perPartition-1 {
+			if err := cl.ProduceSync(ctx, batch...).FirstErr(); err != nil {
+				t.Fatal(err)
+			}
+			continue
+		}
+		for _, r := range batch {
+			cl.Produce(ctx, r, nil)
+		}
+	}
+	if err := cl.Flush(ctx); err != nil {
+		t.Fatal(err)
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for range tick.C {
+		local, err := adm.ListStartOffsets(ctx, topic) // the earliest of all: it must not move
+		if err != nil {
+			t.Fatal(err)
+		}
+		tiered := 0
+		local.Each(func(o kadm.ListedOffset) {
+			if o.Offset != 0 {
+				t.Fatalf("log start moved to %d", o.Offset)
+			}
+		})
+		for p := range partitions {
+			if localStart(t, cl, topic, p) > int64(perPartition)*2/3 {
+				tiered++
+			}
+		}
+		if tiered == int(partitions) {
+			return out
+		}
+	}
+	return nil
+}
+
+// consume reads a topic with a group, commits, and stops in the middle and begins again once.
+func consume(t *testing.T, addr, topic, group string, transport *direct.Transport, want [][]string, opts ...kgo.Opt) {
+	t.Helper()
+	total := 0
+	for _, w := range want {
+		total += len(w)
+	}
+	got := make([][]string, len(want))
+	n := 0
+	for _, stop := range []int{total / 2, total} {
+		cl, err := kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(addr), kgo.Dialer(transport.DialContext), kgo.ConsumerGroup(group), kgo.ConsumeTopics(topic),
+			kgo.DisableAutoCommit(), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchMaxPartitionBytes(100_000), kgo.FetchMaxWait(500 * time.Millisecond)}, opts...)...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for n < stop {
+			fetches := cl.PollRecords(t.Context(), 500)
+			if err := fetches.Err0(); err != nil {
+				t.Fatal(err)
+			}
+			fetches.EachError(func(topic string, p int32, err error) { t.Fatalf("%s-%d: %v", topic, p, err) })
+			fetches.EachRecord(func(r *kgo.Record) {
+				if r.Offset != int64(len(got[r.Partition])) {
+					t.Fatalf("partition %d: offset %d where %d is due", r.Partition, r.Offset, len(got[r.Partition]))
+				}
+				got[r.Partition] = append(got[r.Partition], string(r.Value))
+				n++
+			})
+			if err := cl.CommitUncommittedOffsets(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+		cl.Close()
+	}
+	for p := range want {
+		if !slices.Equal(got[p], want[p]) {
+			t.Errorf("partition %d: %d records, not those of %d", p, len(got[p]), len(want[p]))
+		}
+	}
+}
+
+func newTransport(t *testing.T, cfg direct.Config) *direct.Transport {
+	t.Helper()
+	cfg.Enabled = true
+	transport, err := direct.New(cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(transport.Close)
+	return transport
+}
+
+// counted counts the bytes that come from brokers.
+func counted(n *atomic.Int64) func(context.Context, string, string) (net.Conn, error) {
+	return func(ctx context.Context, network, address string) (net.Conn, error) {
+		c, err := (&net.Dialer{}).DialContext(ctx, network, address)
+		if err != nil {
+			return nil, err
+		}
+		return countedConn{c, n}, nil
+	}
+}
+
+type countedConn struct {
+	net.Conn
+	n *atomic.Int64
+}
+
+func (c countedConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.n.Add(int64(n))
+	return n, err
+}
+
+func TestKgoGroupOverDirectory(t *testing.T) {
+	dir := t.TempDir()
+	for _, format := range []string{"plain", "compressed"} {
+		t.Run(format, func(t *testing.T) {
+			addr := startBroker(t, map[string]string{"varve.bucket": dir + "/" + format, "rsm.config.compression.enabled": fmt.Sprint(format == "compressed"), "rsm.config.chunk.size": "20000"})
+			want := load(t, addr, "t", 3, 1500)
+			f, err := objectstore.Open(dir+"/"+format, objectstore.Options{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var wire atomic.Int64
+			transport := newTransport(t, direct.Config{Fetcher: f, Dial: counted(&wire)})
+			consume(t, addr, "t", "g", transport, want, kgo.FetchIsolationLevel(kgo.ReadCommitted()))
+			s := transport.Snapshot()
+			if s.Served < 4*s.BrokerBytes || s.Locations == 0 || wire.Load() > s.BrokerBytes+300_000 {
+				t.Errorf("the broker sent %d bytes: %+v", wire.Load(), s)
+			}
+			for c, n := range s.Fallbacks {
+				if n > 0 {
+					t.Errorf("%d fallbacks for %s", n, c)
+				}
+			}
+		})
+	}
+}
+
+func TestKgoAndSaramaOverS3(t *testing.T) {
+	server := s3test.Start(t)
+	addr := startBroker(t, map[string]string{"varve.bucket": server.URL(), "varve.bucket.access.key": server.AccessKey, "varve.bucket.secret.key": server.SecretKey, "rsm.config.key.prefix": "tiered/"})
+	want := load(t, addr, "t", 2, 1200)
+	f, err := objectstore.Open(server.URL(), objectstore.Options{AccessKey: server.AccessKey, SecretKey: server.SecretKey})
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := newTransport(t, direct.Config{Fetcher: f, ConnectTimeout: 10 * time.Second})
+	consume(t, addr, "t", "g", transport, want)
+	if s := transport.Snapshot(); s.Served < 2*s.BrokerBytes {
+		t.Errorf("%+v", s)
+	}
+	second := newTransport(t, direct.Config{Fetcher: f, ConnectTimeout: 10 * time.Second})
+	consumeSarama(t, addr, "t", second, want)
+	if s := second.Snapshot(); s.Served < 2*s.BrokerBytes {
+		t.Errorf("sarama: %+v", s)
+	}
+	// A store that refuses: all of it comes from the broker.
+	f, err = objectstore.Open(server.URL(), objectstore.Options{AccessKey: server.AccessKey, SecretKey: "wrong"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused := newTransport(t, direct.Config{Fetcher: f, ConnectTimeout: 10 * time.Second})
+	consume(t, addr, "t", "other", refused, want)
+	if s := refused.Snapshot(); s.Served != 0 || s.Fallbacks["auth"] == 0 || s.Rests == 0 {
+		t.Errorf("refused: %+v", s)
+	}
+}
+
+// consumeSarama reads with sarama's consumer, all partitions at once.
+func consumeSarama(t *testing.T, addr, topic string, transport *direct.Transport, want [][]string) {
+	t.Helper()
+	cfg := sarama.NewConfig()
+	cfg.Net.Proxy.Enable, cfg.Net.Proxy.Dialer = true, transport
+	cfg.Consumer.Fetch.Default = 100_000
+	consumer, err := sarama.NewConsumer([]string{addr}, cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer consumer.Close()
+	var wg sync.WaitGroup
+	for p := range want {
+		pc, err := consumer.ConsumePartition(topic, int32(p), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wg.Go(func() {
+			defer pc.Close()
+			for i, w := range want[p] {
+				m := <-pc.Messages()
+				if m == nil || m.Offset != int64(i) || string(m.Value) != w {
+					t.Errorf("partition %d: %v where offset %d is due", p, m, i)
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestDeadStore(t *testing.T) {
+	dir := t.TempDir()
+	addr := startBroker(t, map[string]string{"varve.bucket": dir})
+	want := load(t, addr, "t", 1, 800)
+	transport := newTransport(t, direct.Config{Fetcher: deadFetcher{}, ConnectTimeout: 5 * time.Millisecond})
+	consume(t, addr, "t", "g", transport, want)
+	if s := transport.Snapshot(); s.Served != 0 || s.Fallbacks["connect_timeout"] == 0 || s.Rests == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// deadFetcher never answers.
+type deadFetcher struct{}
+
+func (deadFetcher) FetchLogSegment(ctx context.Context, _ direct.Segment, _, _ int64) (io.ReadCloser, error) {
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+func (deadFetcher) Formats() []string { return []string{"ApacheKafkaV1"} }
+
+// localStart asks for the first offset that the broker has itself (KIP-405, ListOffsets -4).
+func localStart(t *testing.T, cl *kgo.Client, topic string, partition int32) int64 {
+	t.Helper()
+	req := kmsg.NewPtrListOffsetsRequest()
+	rt := kmsg.NewListOffsetsRequestTopic()
+	rt.Topic = topic
+	rp := kmsg.NewListOffsetsRequestTopicPartition()
+	rp.Partition, rp.Timestamp = partition, -4
+	rt.Partitions = append(rt.Partitions, rp)
+	req.Topics = append(req.Topics, rt)
+	resp, err := req.RequestWith(t.Context(), cl)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if code := resp.Topics[0].Partitions[0].ErrorCode; code != 0 {
+		t.Fatalf("ListOffsets: error %d", code)
+	}
+	return resp.Topics[0].Partitions[0].Offset
+}
