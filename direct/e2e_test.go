@@ -108,7 +108,7 @@ func load(t *testing.T, addr, topic string, partitions int32, perPartition int) 
 			}
 		})
 		for p := range partitions {
-			if localStart(t, cl, topic, p) > int64(perPartition)*2/3 {
+			if localStart(t, cl, topic, p) > int64(perPartition)-200 {
 				tiered++
 			}
 		}

@@ -15,6 +15,8 @@ const (
 	maxFetchVersion = 18
 	// pollSlice is how long the broker may keep a request while an object read may end any moment.
 	pollSlice = 50 * time.Millisecond
+	// refreshPause is the least time between two questions of one request for the marks of a partition.
+	refreshPause = 100 * time.Millisecond
 	// errSessionNotFound is Kafka's FETCH_SESSION_ID_NOT_FOUND: there are no sessions here.
 	errSessionNotFound = 70
 )
@@ -25,9 +27,9 @@ type want struct {
 	req    *kmsg.FetchRequestTopicPartition
 	key    streamKey
 	stream *stream
-	looked bool // the stream was looked up
-	plain  bool // this offset must come from the broker
-	fresh  bool // marks were refreshed by this request
+	looked bool      // the stream was looked up
+	plain  bool      // this offset must come from the broker
+	asked  time.Time // when the broker last answered this request about it
 	act    action
 	stale  bool // marks should be refreshed
 	answer *kmsg.FetchResponseTopicPartition
@@ -128,7 +130,7 @@ func (j *job) look() (enough bool, asks []*want, wait time.Duration) {
 		default:
 			idle = append(idle, w)
 		}
-		if w.stream != nil && w.stale && !w.fresh {
+		if w.stream != nil && w.stale && now.Sub(w.asked) >= max(j.t.cfg.MarksMaxAge, refreshPause) {
 			asks = append(asks, w)
 		}
 	}
@@ -263,7 +265,7 @@ func (j *job) forward(asks []*want, wait time.Duration, enough bool) error {
 	}
 	for _, w := range byKey { // an answer must be somewhat complete, or this would ask for ever
 		if w.stream != nil {
-			w.fresh = true
+			w.asked = now
 		} else if w.answer == nil {
 			return fmt.Errorf("%w: the broker's answer lacks partition %d of %q", errFrame, w.key.partition, w.key.topic)
 		}
@@ -293,7 +295,7 @@ func (j *job) room(asks []*want) int32 {
 // take deals with the broker's answer about one partition; the mutex is held.
 func (j *job) take(w *want, p *kmsg.FetchResponseTopicPartition, now time.Time) {
 	t := j.t
-	w.fresh = true
+	w.asked = now
 	t.stats.brokerBytes += int64(len(p.RecordBatches))
 	locations, err := directfetch.Locations(p)
 	if p.ErrorCode != 0 {
@@ -395,7 +397,7 @@ func (j *job) serve(w *want, p *part, left int, minOne bool, now time.Time) {
 	if w.key.committed {
 		r.AbortedTransactions = aborted{}.upTo(0)
 	}
-	if s.dropped || now.Sub(s.marks.at) > 2*j.t.cfg.MarksMaxAge {
+	if s.dropped {
 		return
 	}
 	from := s.key

@@ -156,6 +156,7 @@ type fakeBroker struct {
 	mu          sync.Mutex
 	parts       []*fakePartition
 	changed     chan struct{}
+	quit        chan struct{}
 	conns       map[net.Conn]bool
 	recordBytes int64
 	tagged      int
@@ -169,7 +170,7 @@ func newFakeBroker(t fataler, parts ...*fakePartition) *fakeBroker {
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
-	b := &fakeBroker{ln: ln, feature: true, fetchMax: 18, parts: parts, changed: make(chan struct{}), conns: map[net.Conn]bool{}, errors: map[int]int16{}, validity: 60_000}
+	b := &fakeBroker{ln: ln, feature: true, fetchMax: 18, parts: parts, changed: make(chan struct{}), quit: make(chan struct{}), conns: map[net.Conn]bool{}, errors: map[int]int16{}, validity: 60_000}
 	b.wg.Go(func() {
 		for {
 			c, err := ln.Accept()
@@ -187,6 +188,7 @@ func newFakeBroker(t fataler, parts ...*fakePartition) *fakeBroker {
 
 func (b *fakeBroker) close() {
 	b.ln.Close()
+	close(b.quit)
 	b.mu.Lock()
 	for c := range b.conns {
 		c.Close()
@@ -283,6 +285,8 @@ func (b *fakeBroker) fetch(req *kmsg.FetchRequest) *kmsg.FetchResponse {
 		select {
 		case <-changed:
 		case <-timer.C:
+		case <-b.quit:
+			deadline = time.Time{}
 		}
 		timer.Stop()
 	}

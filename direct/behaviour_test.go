@@ -1,0 +1,650 @@
+package direct_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
+	"encoding/binary"
+	"fmt"
+	"io"
+	"math/big"
+	"net"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"go.uber.org/goleak"
+
+	"github.com/varve-io/varve/direct"
+	"github.com/varve-io/varve/direct/objectstore"
+	"github.com/varve-io/varve/internal/directfetch"
+	"github.com/varve-io/varve/internal/objstore"
+	"github.com/varve-io/varve/internal/recordbatch"
+	"github.com/varve-io/varve/internal/wire"
+)
+
+// rig is a fake broker, a bucket that may fail, and a transport between them and a bare client.
+type rig struct {
+	*testing.T
+	bucket    *objstore.Faults
+	broker    *fakeBroker
+	transport *direct.Transport
+	client    *client
+}
+
+// tieredPartition has n batches of three records, all but the last in the tier, cut into segments of per batches.
+func tieredPartition(t fataler, bucket objstore.Bucket, name string, n, per int) *fakePartition {
+	t.Helper()
+	p := &fakePartition{epoch: 5}
+	for i := range n {
+		p.append(t, recordbatch.CodecNone, -1, false, fmt.Sprint(name, i, "a"), fmt.Sprint(name, i, "b"), fmt.Sprint(name, i, "c"))
+	}
+	for from := 0; from < n-1; from += per {
+		p.tier(t, bucket, name, from, min(from+per, n-1))
+	}
+	p.expect(t)
+	return p
+}
+
+func newRig(t *testing.T, cfg direct.Config, make func(objstore.Bucket) []*fakePartition) *rig {
+	t.Helper()
+	r := &rig{T: t, bucket: objstore.WithFaults(objstore.NewMemory())}
+	r.broker = newFakeBroker(t, make(r.bucket)...)
+	t.Cleanup(r.broker.close)
+	if cfg.Fetcher == nil {
+		f, err := objectstore.New(r.bucket, objectstore.Options{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		cfg.Fetcher = f
+	}
+	if cfg.ConnectTimeout == 0 {
+		cfg.ConnectTimeout = time.Hour
+	}
+	r.transport = newTransport(t, cfg)
+	r.client = r.dial()
+	return r
+}
+
+func (r *rig) dial() *client {
+	r.Helper()
+	conn, err := r.transport.DialContext(r.Context(), "tcp", r.broker.addr())
+	if err != nil {
+		r.Fatal(err)
+	}
+	r.Cleanup(func() { conn.Close() })
+	return newClient(r, conn)
+}
+
+func one(n, per int) func(objstore.Bucket) []*fakePartition {
+	return func(b objstore.Bucket) []*fakePartition {
+		return []*fakePartition{tieredPartition(silentT{}, b, "p", n, per)}
+	}
+}
+
+type silentT struct{}
+
+func (silentT) Helper()                           {}
+func (silentT) Fatalf(format string, args ...any) { panic(fmt.Sprintf(format, args...)) }
+
+// patient waits for data as long as it takes.
+var patient = fetchOptions{version: 18, maxBytes: 1 << 20, partMax: 1 << 20, minimum: 1, waitMs: 60_000, epoch: -1}
+
+// drain reads a partition from an offset to its end.
+func (r *rig) drain(o fetchOptions, partition int32, from int64) {
+	r.Helper()
+	log := r.broker.parts[partition]
+	at := make([]int64, len(r.broker.parts))
+	at[partition] = from
+	for at[partition] < log.end() {
+		check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{partition, at[partition]}}))
+	}
+}
+
+func TestNothingChangesWithoutFetcher(t *testing.T) {
+	broker := newFakeBroker(t, &fakePartition{})
+	defer broker.close()
+	for _, cfg := range []direct.Config{{Enabled: true}, {Fetcher: deadFetcher{}}, {Enabled: true, Fetcher: noFormats{}}} {
+		transport, err := direct.New(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		conn, err := transport.Dial("tcp", broker.addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, ok := conn.(*net.TCPConn); !ok {
+			t.Errorf("%+v: connection is a %T", cfg, conn)
+		}
+		conn.Close()
+		transport.Close()
+		if _, err := transport.Dial("tcp", broker.addr()); err != direct.ErrClosed {
+			t.Errorf("after Close: %v", err)
+		}
+	}
+}
+
+type noFormats struct{ deadFetcher }
+
+func (noFormats) Formats() []string { return nil }
+
+func TestOldBrokers(t *testing.T) {
+	for name, change := range map[string]func(*fakeBroker){
+		"no feature": func(b *fakeBroker) { b.feature = false },
+		"old Fetch":  func(b *fakeBroker) { b.fetchMax = 11 },
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, direct.Config{}, one(10, 5))
+			change(r.broker)
+			o := patient
+			o.version = 11
+			r.drain(o, 0, 0)
+			if s := r.transport.Snapshot(); r.broker.tagged != 0 || s.Locations != 0 || s.BrokerBytes != 0 {
+				t.Errorf("%d tags, %+v", r.broker.tagged, s)
+			}
+		})
+	}
+}
+
+func TestBrokerSendsNoTieredRecords(t *testing.T) {
+	r := newRig(t, direct.Config{}, one(40, 10))
+	r.drain(patient, 0, 0)
+	last := int64(len(r.broker.parts[0].batches[39].b))
+	if s := r.transport.Snapshot(); r.broker.recordBytes != last || s.BrokerBytes != last || s.Locations != 4 || r.broker.fetches != 5 {
+		t.Errorf("%d bytes in %d fetches: %+v", r.broker.recordBytes, r.broker.fetches, s)
+	}
+	families, err := registry(t, r.transport).Gather()
+	if err != nil || len(families) != 11 {
+		t.Errorf("%d metrics, %v", len(families), err)
+	}
+	for _, f := range families {
+		if name := f.GetName(); name == "remote_fetch_served_bytes_total" && f.Metric[0].Counter.GetValue() != float64(r.transport.Snapshot().Served) {
+			t.Errorf("%s: %v", name, f.Metric)
+		} else if name == "remote_fetch_fallbacks_total" && len(f.Metric) != 13 {
+			t.Errorf("%s: %d causes", name, len(f.Metric))
+		}
+	}
+}
+
+func TestSlowObjectDelaysNobody(t *testing.T) {
+	r := newRig(t, direct.Config{}, func(b objstore.Bucket) []*fakePartition {
+		return []*fakePartition{tieredPartition(silentT{}, b, "slow", 6, 5), tieredPartition(silentT{}, b, "quick", 6, 5), {epoch: 5}}
+	})
+	gate := make(chan struct{})
+	r.bucket.Add(objstore.Fault{Op: objstore.OpGet, Key: "slow", Block: gate})
+	at := []int64{0, 0, 0}
+	for at[1] < r.broker.parts[1].end() { // with a minute's patience, a delay would end this test
+		check(r, r.broker.parts, at, patient, r.client.fetch(patient, []position{{0, at[0]}, {1, at[1]}}))
+	}
+	if at[0] != 0 {
+		t.Fatalf("the slow partition moved to %d", at[0])
+	}
+	// News at the tail of another partition end the wait, too.
+	asked := r.client.send(patient.request([]position{{0, 0}, {2, 0}}))
+	r.broker.do(func() {
+		r.broker.parts[2].append(r, recordbatch.CodecNone, -1, false, "news")
+		r.broker.parts[2].expect(r)
+	})
+	check(r, r.broker.parts, at, patient, r.client.parse(patient.version, r.client.receive(asked)))
+	if at[0] != 0 || at[2] != 1 {
+		t.Fatalf("at %v", at)
+	}
+	tagged := r.broker.tagged
+	close(gate)
+	check(r, r.broker.parts, at, patient, r.client.fetch(patient, []position{{0, 0}}))
+	if s := r.transport.Snapshot(); at[0] == 0 || r.broker.tagged != tagged {
+		t.Errorf("at %v after %d more questions: the read was not kept: %+v", at, r.broker.tagged-tagged, s)
+	}
+}
+
+func TestOrderOfAnswers(t *testing.T) {
+	r := newRig(t, direct.Config{}, one(6, 5))
+	gate := make(chan struct{})
+	r.bucket.Add(objstore.Fault{Op: objstore.OpGet, Times: 1, Block: gate})
+	c := r.client
+	first := c.send(patient.request([]position{{0, 0}}))
+	silent := kmsg.NewPtrProduceRequest() // no answer is due, not even from a broker that knows it
+	silent.Version, silent.Acks = 3, 0
+	heartbeat := kmsg.NewPtrHeartbeatRequest()
+	heartbeat.Group = "g"
+	second := c.send(heartbeat)
+	third := c.send(patient.request([]position{{0, 15}}))
+	close(gate)
+	if resp := c.parse(18, c.receive(first)); len(resp.Topics[0].Partitions[0].RecordBatches) == 0 {
+		t.Error("no records")
+	}
+	if body := c.receive(second); !bytes.Equal(body, heartbeat.AppendTo(nil)) {
+		t.Errorf("echo of %x", body)
+	}
+	if resp := c.parse(18, c.receive(third)); len(resp.Topics[0].Partitions[0].RecordBatches) == 0 {
+		t.Error("no records")
+	}
+}
+
+// TestRawTokens: a handshake of version 0 and the tokens behind it, which have no headers, pass as they are.
+func TestRawTokens(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	go func() {
+		c, err := ln.Accept()
+		if err != nil {
+			return
+		}
+		defer c.Close()
+		req := kmsg.NewPtrSASLHandshakeRequest()
+		req.Mechanism = "PLAIN"
+		frame := make([]byte, len(wire.AppendRequest(nil, 1, "bare", req)))
+		if _, err := io.ReadFull(c, frame); err != nil {
+			return
+		}
+		resp := kmsg.NewPtrSASLHandshakeResponse()
+		if _, err := c.Write(wire.AppendResponse(nil, 1, resp)); err != nil {
+			return
+		}
+		_, _ = io.Copy(c, c)
+	}()
+	transport := newTransport(t, direct.Config{Fetcher: deadFetcher{}})
+	conn, err := transport.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	c := newClient(t, conn)
+	req := kmsg.NewPtrSASLHandshakeRequest()
+	req.Mechanism = "PLAIN"
+	c.receive(c.send(req))
+	token := []byte("\x00\x00\x00\x05\x00me\x00p and anything else")
+	if _, err := conn.Write(token); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(token))
+	if _, err := io.ReadFull(c.in, got); err != nil || !bytes.Equal(got, token) {
+		t.Errorf("%q, %v", got, err)
+	}
+}
+
+func TestSessionsAreRefused(t *testing.T) {
+	r := newRig(t, direct.Config{}, one(6, 5))
+	req := patient.request([]position{{0, 0}})
+	req.SessionID, req.SessionEpoch = 77, 3
+	resp := r.client.parse(18, r.client.receive(r.client.send(req)))
+	if resp.ErrorCode != 70 || resp.SessionID != 0 || len(resp.Topics) != 0 {
+		t.Errorf("%+v", resp)
+	}
+	req = patient.request([]position{{0, 0}})
+	req.SessionID, req.SessionEpoch = 0, 0 // a client that would like one
+	resp = r.client.parse(18, r.client.receive(r.client.send(req)))
+	if resp.ErrorCode != 0 || resp.SessionID != 0 || len(resp.Topics[0].Partitions[0].RecordBatches) == 0 {
+		t.Errorf("%+v", resp)
+	}
+}
+
+func TestNewLeaderEpochDropsReadAhead(t *testing.T) {
+	r := newRig(t, direct.Config{}, one(30, 29))
+	o := patient
+	o.epoch, o.partMax = 5, 1
+	at := []int64{0}
+	check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, 0}}))
+	r.broker.do(func() { r.broker.parts[0].epoch = 6 })
+	o.epoch = 6
+	for range 3 {
+		check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, at[0]}}))
+	}
+	if s := r.transport.Snapshot(); s.Locations != 2 {
+		t.Errorf("%+v", s)
+	}
+	o.epoch = 5
+	resp := r.client.fetch(o, []position{{0, at[0]}})
+	if p := resp.Topics[0].Partitions[0]; p.ErrorCode != 74 || len(p.RecordBatches) != 0 {
+		t.Errorf("old epoch: %+v", p)
+	}
+	if s := r.transport.Snapshot(); s.Streams != 0 {
+		t.Errorf("read-ahead outlives the error: %+v", s)
+	}
+}
+
+func TestErrorsPass(t *testing.T) {
+	r := newRig(t, direct.Config{MarksMaxAge: time.Nanosecond}, one(30, 29))
+	o := patient
+	o.partMax = 1
+	at := []int64{0}
+	check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, 0}}))
+	r.broker.do(func() { r.broker.errors[0] = 6 }) // NOT_LEADER
+	resp := r.client.fetch(o, []position{{0, at[0]}})
+	if p := resp.Topics[0].Partitions[0]; p.ErrorCode != 6 || len(p.RecordBatches) != 0 {
+		t.Errorf("%+v", p)
+	}
+	r.broker.do(func() { delete(r.broker.errors, 0) })
+	r.drain(o, 0, at[0])
+	if resp := r.client.fetch(o, []position{{0, 5000}}); resp.Topics[0].Partitions[0].ErrorCode != 1 {
+		t.Error("an offset out of range is none")
+	}
+}
+
+// TestMarksAreFresh: with a bound of nothing every answer asks the broker, which still sends no records.
+func TestMarksAreFresh(t *testing.T) {
+	r := newRig(t, direct.Config{MarksMaxAge: time.Nanosecond}, one(30, 29))
+	o := patient
+	o.partMax = 1
+	at := []int64{0}
+	for i := range 10 {
+		check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, at[0]}})) // checks the high watermark
+		r.broker.do(func() { r.broker.parts[0].append(r, recordbatch.CodecNone, -1, false, fmt.Sprint("late", i)) })
+	}
+	if s := r.transport.Snapshot(); s.BrokerBytes != 0 || s.Locations != 1 || r.broker.fetches < 10 {
+		t.Errorf("%d fetches: %+v", r.broker.fetches, s)
+	}
+	r.broker.do(func() { r.broker.parts[0].start = at[0] + 3 }) // DeleteRecords
+	if resp := r.client.fetch(o, []position{{0, at[0]}}); resp.Topics[0].Partitions[0].ErrorCode != 1 {
+		t.Error("records below the log start")
+	}
+}
+
+func TestFallbacksOfLocations(t *testing.T) {
+	tag := func(resp *kmsg.FetchResponse, change func(*directfetch.Location)) {
+		for i := range resp.Topics {
+			for k := range resp.Topics[i].Partitions {
+				p := &resp.Topics[i].Partitions[k]
+				if l, _ := directfetch.Locations(p); len(l) > 0 {
+					change(&l[0])
+					directfetch.SetLocations(p, l)
+				}
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		cause string
+		spoil func(*kmsg.FetchResponse)
+	}{
+		"format": {"unknown_format", func(r *kmsg.FetchResponse) { tag(r, func(l *directfetch.Location) { l.Format = "Parquet" }) }},
+		"offsets": {"location", func(r *kmsg.FetchResponse) {
+			tag(r, func(l *directfetch.Location) { l.BaseOffset += 1000; l.EndOffset += 1000 })
+		}},
+		"expired": {"expired", func(r *kmsg.FetchResponse) { tag(r, func(l *directfetch.Location) { l.ValidityMs = 0 }) }},
+		"key":     {"not_found", func(r *kmsg.FetchResponse) { tag(r, func(l *directfetch.Location) { l.ObjectKey = "elsewhere" }) }},
+		"size": {"short", func(r *kmsg.FetchResponse) {
+			tag(r, func(l *directfetch.Location) { l.EndPosition, l.SegmentSize = 1<<40, 1<<40 })
+		}},
+		"middle": {"damaged", func(r *kmsg.FetchResponse) { tag(r, func(l *directfetch.Location) { l.StartPosition += 7 }) }},
+		"end":    {"damaged", func(r *kmsg.FetchResponse) { tag(r, func(l *directfetch.Location) { l.EndPosition -= 7 }) }},
+		"garbage": {"location", func(r *kmsg.FetchResponse) {
+			for i := range r.Topics {
+				for k := range r.Topics[i].Partitions {
+					if p := &r.Topics[i].Partitions[k]; p.UnknownTags.Len() > 0 {
+						p.UnknownTags.Set(directfetch.TagLocations, []byte{9, 9, 9})
+					}
+				}
+			}
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, direct.Config{}, one(12, 11))
+			r.broker.spoil = c.spoil
+			r.drain(patient, 0, 0)
+			if s := r.transport.Snapshot(); s.Fallbacks[c.cause] == 0 {
+				t.Errorf("%+v", s)
+			}
+		})
+	}
+}
+
+// TestHostileAnswers: nothing that a broker says makes the transport panic or hang.
+func TestHostileAnswers(t *testing.T) {
+	for name, spoil := range map[string]func(*kmsg.FetchResponse){
+		"nothing": func(r *kmsg.FetchResponse) { r.Topics = nil },
+		"other":   func(r *kmsg.FetchResponse) { r.Topics[0].Partitions[0].Partition = 9 },
+		"error":   func(r *kmsg.FetchResponse) { r.ErrorCode = 71 },
+		"garbage": func(r *kmsg.FetchResponse) {
+			r.Topics[0].Partitions[0].UnknownTags = kmsg.Tags{}
+			r.Topics[0].Partitions[0].RecordBatches = bytes.Repeat([]byte{7}, 500)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			r := newRig(t, direct.Config{}, one(12, 11))
+			r.broker.spoil = spoil
+			o := patient
+			o.maxBytes = 100 // so that garbage has to be trimmed
+			r.client.send(o.request([]position{{0, 0}}))
+			var head [4]byte
+			_, err := io.ReadFull(r.client.in, head[:])
+			if dead := name == "nothing" || name == "other"; (err != nil) != dead {
+				t.Errorf("%v", err)
+			}
+		})
+	}
+}
+
+func TestPanickingFetcher(t *testing.T) {
+	r := newRig(t, direct.Config{Fetcher: panicky{}}, one(12, 3))
+	r.drain(patient, 0, 0)
+	if s := r.transport.Snapshot(); s.Fallbacks["panic"] == 0 || s.Served != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+type panicky struct{ deadFetcher }
+
+func (panicky) FetchLogSegment(context.Context, direct.Segment, int64, int64) (io.ReadCloser, error) {
+	panic("at the fetcher")
+}
+
+// TestRestAndReturn: a dead store is left alone after some failures, and used again when it is back.
+func TestRestAndReturn(t *testing.T) {
+	r := newRig(t, direct.Config{RestMin: time.Millisecond, RestMax: 4 * time.Millisecond}, one(60, 1))
+	r.bucket.Add(objstore.Fault{Op: objstore.OpGet, Err: objstore.ErrThrottled})
+	o := patient
+	at := []int64{0}
+	o.partMax = 1
+	for r.transport.Snapshot().Rests == 0 {
+		check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, at[0]}}))
+	}
+	r.bucket.Clear()
+	for r.transport.Snapshot().Served == 0 {
+		at[0] = 0
+		for at[0] < r.broker.parts[0].end() {
+			check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, at[0]}}))
+		}
+	}
+}
+
+// TestGapIsTheBrokersWord: a hole between batches may be compaction or damage; the broker decides.
+func TestGapIsTheBrokersWord(t *testing.T) {
+	r := newRig(t, direct.Config{}, func(b objstore.Bucket) []*fakePartition {
+		p := tieredPartition(silentT{}, objstore.NewMemory(), "p", 12, 11)
+		p.batches = append(p.batches[:4:4], p.batches[6:]...)
+		p.all = append(p.all[:12:12], p.all[18:]...)
+		p.segments, p.commit = nil, nil
+		p.tier(silentT{}, b, "p", 0, 9)
+		return []*fakePartition{p}
+	})
+	r.drain(patient, 0, 0)
+	if s := r.transport.Snapshot(); s.Served == 0 || s.Fallbacks["damaged"] != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestMemoryIsBounded: many partitions share the budget, and all of them arrive.
+func TestMemoryIsBounded(t *testing.T) {
+	const partitions, budget = 20, 1 << 20
+	r := newRig(t, direct.Config{MemoryBytes: budget, RangeBytes: 256 << 10}, func(b objstore.Bucket) (out []*fakePartition) {
+		for i := range partitions {
+			p := &fakePartition{epoch: 5}
+			for k := range 40 {
+				p.append(silentT{}, recordbatch.CodecNone, -1, false, fmt.Sprint(i, k, strings.Repeat("m", 20_000)))
+			}
+			p.tier(silentT{}, b, fmt.Sprint("p", i), 0, 39)
+			out = append(out, p)
+		}
+		return out
+	})
+	at := make([]int64, partitions)
+	for {
+		var want []position
+		for i, p := range r.broker.parts {
+			if at[i] < p.end() {
+				want = append(want, position{int32(i), at[i]})
+			}
+		}
+		if len(want) == 0 {
+			break
+		}
+		check(r, r.broker.parts, at, patient, r.client.fetch(patient, want))
+		if s := r.transport.Snapshot(); s.Buffered > budget+partitions*(64<<10+20_200) {
+			t.Fatalf("%+v", s)
+		}
+	}
+	if s := r.transport.Snapshot(); s.Served < 39*partitions*20_000 || s.Streams != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestStateOutlivesConnections: a client that comes back on another connection finds its read-ahead.
+func TestStateOutlivesConnections(t *testing.T) {
+	r := newRig(t, direct.Config{}, one(30, 29))
+	o := patient
+	o.partMax = 1
+	at := []int64{0}
+	for range 5 {
+		check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, at[0]}}))
+		r.client.conn.Close()
+		r.client = r.dial()
+	}
+	if s := r.transport.Snapshot(); s.Locations != 1 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestTwoReadersOfOnePartition keep their own read-ahead, and idle read-ahead goes away.
+func TestTwoReadersOfOnePartition(t *testing.T) {
+	r := newRig(t, direct.Config{IdleTimeout: 4 * time.Millisecond}, one(30, 29))
+	o := patient
+	o.partMax = 1
+	other := r.dial()
+	a, b := []int64{0}, []int64{45}
+	for range 5 {
+		check(r, r.broker.parts, a, o, r.client.fetch(o, []position{{0, a[0]}}))
+		check(r, r.broker.parts, b, o, other.fetch(o, []position{{0, b[0]}}))
+	}
+	tick := time.NewTicker(time.Millisecond)
+	defer tick.Stop()
+	for range tick.C {
+		if s := r.transport.Snapshot(); s.Streams == 0 {
+			if s.Buffered != 0 {
+				t.Errorf("%+v", s)
+			}
+			return
+		}
+	}
+}
+
+func TestCloseEndsEverything(t *testing.T) {
+	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
+	bucket := objstore.WithFaults(objstore.NewMemory())
+	broker := newFakeBroker(t, tieredPartition(t, bucket, "p", 20, 19))
+	defer broker.close()
+	f, err := objectstore.New(bucket, objectstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport, err := direct.New(direct.Config{Enabled: true, Fetcher: f, ConnectTimeout: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	never := make(chan struct{})
+	for i := range 4 {
+		conn, err := transport.Dial("tcp", broker.addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := newClient(t, conn)
+		o := patient
+		o.partMax = 1
+		c.fetch(o, []position{{0, 3 * int64(i)}}) // leaves read-ahead behind
+		bucket.Add(objstore.Fault{Op: objstore.OpGet, Block: never})
+		c.send(patient.request([]position{{0, 0}})) // waits for the store
+		c.send(patient.request([]position{{0, 60}}))
+		bucket.Clear()
+		if i == 0 {
+			conn.Close()
+		}
+	}
+	transport.Close()
+	transport.Close()
+	if s := transport.Snapshot(); s.Streams != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+func TestTLS(t *testing.T) {
+	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "broker"}, NotAfter: time.Now().Add(time.Hour),
+		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)}, IsCA: true, BasicConstraintsValid: true}
+	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cert, err := x509.ParseCertificate(der)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	go func() {
+		for {
+			c, err := ln.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				_, _ = io.Copy(c, io.LimitReader(c, 12))
+			}()
+		}
+	}()
+	pool := x509.NewCertPool()
+	pool.AddCert(cert)
+	transport := newTransport(t, direct.Config{Fetcher: deadFetcher{}, TLS: &tls.Config{RootCAs: pool}})
+	conn, err := transport.Dial("tcp", ln.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	frame := binary.BigEndian.AppendUint32(nil, 8)
+	frame = append(frame, 0, 3, 0, 0, 0, 3, 0, 0) // sent back as it is, this is the answer to itself
+	if _, err := conn.Write(frame); err != nil {
+		t.Fatal(err)
+	}
+	got := make([]byte, len(frame))
+	if _, err := io.ReadFull(conn, got); err != nil || !bytes.Equal(got, frame) {
+		t.Errorf("%x, %v", got, err)
+	}
+	strict := newTransport(t, direct.Config{Fetcher: deadFetcher{}, TLS: &tls.Config{}})
+	if _, err := strict.Dial("tcp", ln.Addr().String()); err == nil || !strings.Contains(err.Error(), "TLS") {
+		t.Errorf("an unknown certificate: %v", err)
+	}
+}
+
+func registry(t *testing.T, transport *direct.Transport) *prometheus.Registry {
+	t.Helper()
+	r := prometheus.NewPedanticRegistry()
+	if err := r.Register(transport.Collector()); err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
