@@ -319,3 +319,60 @@ func localStart(t *testing.T, cl *kgo.Client, topic string, partition int32) int
 	}
 	return resp.Topics[0].Partitions[0].Offset
 }
+
+// TestEveryVersionOfARealBroker: a bare client of any Fetch version, with and without topic ids, reads what was produced,
+// and the broker sends next to none of it.
+func TestEveryVersionOfARealBroker(t *testing.T) {
+	dir := t.TempDir()
+	addr := startBroker(t, map[string]string{"varve.bucket": dir})
+	want := load(t, addr, fakeTopic, 2, 900)
+	cl, err := kgo.NewClient(kgo.SeedBrokers(addr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	topics, err := kadm.NewClient(cl).ListTopics(t.Context(), fakeTopic)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := objectstore.Open(dir, objectstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for version := int16(4); version <= 18; version++ {
+		transport := newTransport(t, direct.Config{Fetcher: f, RangeBytes: 64 << 10})
+		conn, err := transport.Dial("tcp", addr)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c := newClient(t, conn)
+		o := fetchOptions{version: version, committed: version%2 == 0, maxBytes: 60_000, partMax: 20_000, minimum: 1, waitMs: 30_000, epoch: 0, topicID: topics[fakeTopic].ID}
+		at := []int64{0, 0}
+		for at[0]+at[1] < 1800 {
+			var ask []position
+			for p := range at {
+				if at[p] < 900 {
+					ask = append(ask, position{int32(p), at[p]})
+				}
+			}
+			resp := c.fetch(o, ask)
+			for i := range resp.Topics[0].Partitions {
+				p := &resp.Topics[0].Partitions[i]
+				if p.ErrorCode != 0 || p.HighWatermark != 900 {
+					t.Fatalf("v%d: error %d, high watermark %d", version, p.ErrorCode, p.HighWatermark)
+				}
+				got, next := records(t, p, at[p.Partition], o.committed)
+				for k, r := range got {
+					if r.offset != at[p.Partition]+int64(k) || r.value != want[p.Partition][r.offset] {
+						t.Fatalf("v%d: offset %d where %d is due", version, r.offset, at[p.Partition]+int64(k))
+					}
+				}
+				at[p.Partition] = next
+			}
+		}
+		conn.Close()
+		if s := transport.Snapshot(); s.Served < 2*s.BrokerBytes || s.Locations < 4 {
+			t.Errorf("v%d: %+v", version, s)
+		}
+	}
+}

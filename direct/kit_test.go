@@ -432,6 +432,7 @@ type fetchOptions struct {
 	maxBytes, partMax, minimum int32
 	waitMs                     int32
 	epoch                      int32
+	topicID                    [16]byte // fakeTopicID if zero
 }
 
 // position is where a client is in a partition.
@@ -449,7 +450,9 @@ func (o fetchOptions) request(at []position) *kmsg.FetchRequest {
 	topic := kmsg.NewFetchRequestTopic()
 	topic.Topic = fakeTopic
 	if o.version >= 13 {
-		topic.TopicID = fakeTopicID
+		if topic.TopicID = o.topicID; topic.TopicID == ([16]byte{}) {
+			topic.TopicID = fakeTopicID
+		}
 	}
 	for _, p := range at {
 		rp := kmsg.NewFetchRequestTopicPartition()
