@@ -81,6 +81,8 @@ type broker struct {
 	changed atomic.Pointer[chan struct{}]  // closed when applied moves on
 	epoch   int64                          // broker epoch of this run
 	blocked *quiet
+
+	stopping chan struct{} // closed when no more requests are read
 }
 
 func (b *broker) notReady(why string) { b.ready.Store(&why) }
@@ -189,6 +191,7 @@ func (b *broker) stop(stopServing func(), served func() error, stopAll func(), e
 	defer grace.Stop()
 	b.groups.Close() // answers members that wait for others
 	stopServing()
+	close(b.stopping) // answers consumers that wait for more records
 	err := served()
 	stopAll()
 	done := make(chan error, 1)
@@ -273,7 +276,7 @@ func (b *broker) assemble() error {
 	if b.metrics, err = kafkaapi.NewMetrics(b.registry); err != nil {
 		return err
 	}
-	b.wake = make(chan struct{}, 1)
+	b.wake, b.stopping = make(chan struct{}, 1), make(chan struct{})
 	first := make(chan struct{})
 	b.changed.Store(&first)
 	b.applied.Store(metadata.Empty())
@@ -286,7 +289,7 @@ func (b *broker) assemble() error {
 		}
 	}
 	fetcher := &fetch.Service{Replicas: b.replicas, Sessions: fetch.NewSessions(b.static.Int("max.incremental.fetch.session.cache.slots")),
-		Validity: b.deleteDelay(), Located: b.metrics.Located, TierFailed: b.tierFailed()}
+		Validity: b.deleteDelay(), Located: b.metrics.Located, TierFailed: b.tierFailed(), Stopping: b.stopping}
 	services := kafkaapi.Services{NodeID: b.self, Image: b.quorum.Image, Config: b.config, Control: b.control, ProducerIDs: control.NewProducerIDs(b.control),
 		Replicas: b.replicas, Fetch: fetcher, Groups: b.groups, LogDir: b.dir.path, DiskUsage: diskUsage(b.dir.path), Log: b.log, Metrics: b.metrics,
 		DirectFetch: b.tier != nil && b.static.Bool("varve.direct.fetch.enable")}

@@ -100,6 +100,8 @@ type Service struct {
 	TierFailed func(id tp.Partition, err error)
 	// Locations hears of locations that were handed out, with the bytes behind them; may be nil.
 	Located func(bytes int64)
+	// Stopping is closed when the broker stops: whoever waits for more is then answered with what there is. Nil never is.
+	Stopping <-chan struct{}
 }
 
 // grace is how long a request that has enough waits for tier reads that may be in the cache already.
@@ -147,6 +149,8 @@ func (s *Service) Fetch(ctx context.Context, req *Request) []Result {
 		case <-w.C:
 		case <-reads.done:
 		case <-timer.C:
+			over = true
+		case <-s.Stopping:
 			over = true
 		case <-ctx.Done():
 			timer.Stop()
