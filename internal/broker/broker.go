@@ -117,6 +117,9 @@ func (b *broker) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.dir.lock.Close()) }()
+	if err := b.dir.checkNode(b.self); err != nil {
+		return err
+	}
 	b.files = log.NewFileCache(b.dir.fs, b.static.Int("varve.max.open.files"))
 	if err := b.openQuorum(ctx); err != nil {
 		return err

@@ -94,14 +94,19 @@ func (d *dataDir) checkpoint(name string, logger *slog.Logger) map[tp.Partition]
 
 func (d *dataDir) file(name string) string { return filepath.Join(d.path, name) }
 
+// checkNode refuses the folder of another node, before anything in it is opened.
+func (d *dataDir) checkNode(node int32) error {
+	if d.meta != nil && d.meta.NodeID != node {
+		return fmt.Errorf("data directory %s belongs to node %d, not %d: set node.id=%d or use another log.dir", d.path, d.meta.NodeID, node, d.meta.NodeID)
+	}
+	return nil
+}
+
 // claim writes the folder's identity, or checks it against this node's.
 func (d *dataDir) claim(cluster string, node int32) error {
 	if d.meta != nil {
 		if d.meta.ClusterID != cluster {
 			return fmt.Errorf("data directory %s belongs to cluster %s, not %s: use another log.dir", d.path, d.meta.ClusterID, cluster)
-		}
-		if d.meta.NodeID != node {
-			return fmt.Errorf("data directory %s belongs to node %d, not %d: set node.id=%d or use another log.dir", d.path, d.meta.NodeID, node, d.meta.NodeID)
 		}
 		return nil
 	}

@@ -28,24 +28,24 @@ const (
 
 // Partition is what the leader tells of one partition's tier.
 type Partition struct {
-	LocalStart   int64 `cbor:"1,keyasint"` // first offset on disk
-	LogStart     int64 `cbor:"2,keyasint"`
-	End          int64 `cbor:"3,keyasint"` // high watermark
-	RemoteStart  int64 `cbor:"4,keyasint"` // -1 if nothing is in the tier
-	RemoteEnd    int64 `cbor:"5,keyasint"` // inclusive, -1
-	RemoteBytes  int64 `cbor:"6,keyasint"`
-	RemoteCount  int64 `cbor:"7,keyasint"`
-	Deleting     int64 `cbor:"8,keyasint"` // segments that wait for the removal of their objects
-	LagBytes     int64 `cbor:"9,keyasint"` // sealed and not in the tier
-	LagSegments  int64 `cbor:"10,keyasint"`
-	Copying      bool  `cbor:"11,keyasint"`
-	Tiered       bool  `cbor:"12,keyasint"`
-	CopyDisabled bool  `cbor:"13,keyasint"`
+	LocalStart   int64 `cbor:"1,keyasint" json:"localLogStartOffset"` // first offset on disk
+	LogStart     int64 `cbor:"2,keyasint" json:"logStartOffset"`
+	End          int64 `cbor:"3,keyasint" json:"highWatermark"`     // high watermark
+	RemoteStart  int64 `cbor:"4,keyasint" json:"remoteStartOffset"` // -1 if nothing is in the tier
+	RemoteEnd    int64 `cbor:"5,keyasint" json:"remoteEndOffset"`   // inclusive, -1
+	RemoteBytes  int64 `cbor:"6,keyasint" json:"remoteBytes"`
+	RemoteCount  int64 `cbor:"7,keyasint" json:"remoteSegments"`
+	Deleting     int64 `cbor:"8,keyasint" json:"deleting"` // segments that wait for the removal of their objects
+	LagBytes     int64 `cbor:"9,keyasint" json:"lagBytes"` // sealed and not in the tier
+	LagSegments  int64 `cbor:"10,keyasint" json:"lagSegments"`
+	Copying      bool  `cbor:"11,keyasint" json:"copying"`
+	Tiered       bool  `cbor:"12,keyasint" json:"tiered"`
+	CopyDisabled bool  `cbor:"13,keyasint" json:"copyDisabled"`
 	// Failure says why the last pass over the partition failed, "" if it did not.
-	Failure string `cbor:"14,keyasint,omitempty"`
+	Failure string `cbor:"14,keyasint,omitempty" json:"failure,omitempty"`
 	// Unstable is the first offset of the oldest open transaction, which holds the tier back; -1 if there is none.
-	Unstable int64          `cbor:"15,keyasint"`
-	List     []tier.Segment `cbor:"16,keyasint,omitempty"`
+	Unstable int64          `cbor:"15,keyasint" json:"openTransactionSince"`
+	List     []tier.Segment `cbor:"16,keyasint,omitempty" json:"segments,omitempty"`
 }
 
 // Deleted are the remote segments of deleted topics that are not gone yet.

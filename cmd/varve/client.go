@@ -1,0 +1,121 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"slices"
+	"strings"
+	"syscall"
+	"text/tabwriter"
+	"time"
+
+	"github.com/spf13/cobra"
+	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// connection is how the tools reach a cluster, and how they answer.
+type connection struct {
+	brokers string
+	json    bool
+}
+
+// flags adds the flags that all tools share.
+func (c *connection) flags(cmd *cobra.Command) {
+	cmd.PersistentFlags().StringVarP(&c.brokers, "brokers", "b", "localhost:9092", "bootstrap brokers, HOST:PORT,…")
+	cmd.PersistentFlags().BoolVar(&c.json, "json", false, "answer in JSON, one document or one line per item")
+}
+
+func (c *connection) seeds() []string { return strings.Split(c.brokers, ",") }
+
+// client connects; a cluster that cannot be reached is found out at once and said in words.
+func (c *connection) client(ctx context.Context, opts ...kgo.Opt) (*kgo.Client, error) {
+	all := append([]kgo.Opt{kgo.SeedBrokers(c.seeds()...), kgo.ClientID("varve"), kgo.DialTimeout(3 * time.Second), kgo.RetryTimeout(10 * time.Second)}, opts...)
+	cl, err := kgo.NewClient(all...)
+	if err != nil {
+		return nil, usageError{err}
+	}
+	ping, cancel := context.WithTimeout(ctx, 4*time.Second)
+	defer cancel()
+	if err := cl.Ping(ping); err != nil {
+		cl.Close()
+		return nil, c.explain(err)
+	}
+	return cl, nil
+}
+
+func (c *connection) admin(ctx context.Context) (*kadm.Client, error) {
+	cl, err := c.client(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return kadm.NewClient(cl), nil
+}
+
+// explain says what may be wrong with the way to the cluster.
+func (c *connection) explain(err error) error {
+	hint := ""
+	var dns *net.DNSError
+	switch {
+	case errors.As(err, &dns):
+		hint = "the name does not resolve; if it is not what you gave with --brokers, it is what a broker advertises: check its advertised.listeners"
+	case errors.Is(err, syscall.ECONNREFUSED):
+		hint = "nothing listens there; is the server running, and is this the address that it advertises?"
+	case errors.Is(err, io.EOF), errors.Is(err, syscall.ECONNRESET):
+		hint = "the connection was closed at once: does this listener want TLS or SASL?"
+	case errors.Is(err, context.DeadlineExceeded):
+		hint = "no answer in time; a firewall, or a port that speaks something else (TLS?)"
+	}
+	if hint == "" {
+		return fmt.Errorf("cannot reach %s: %w", c.brokers, err)
+	}
+	return fmt.Errorf("cannot reach %s: %w\n  %s", c.brokers, err, hint)
+}
+
+// print writes v as JSON, or calls text.
+func (c *connection) print(cmd *cobra.Command, v any, text func(w io.Writer)) error {
+	if c.json {
+		e := json.NewEncoder(cmd.OutOrStdout())
+		e.SetEscapeHTML(false)
+		return e.Encode(v)
+	}
+	w := tabwriter.NewWriter(cmd.OutOrStdout(), 0, 4, 2, ' ', 0)
+	text(w)
+	return w.Flush()
+}
+
+func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
+
+// bytesText is a size that a person can read.
+func bytesText(n int64) string {
+	units := []string{"B", "KiB", "MiB", "GiB", "TiB"}
+	f, i := float64(n), 0
+	for f >= 1024 && i < len(units)-1 {
+		f, i = f/1024, i+1
+	}
+	if i == 0 {
+		return fmt.Sprintf("%d B", n)
+	}
+	return fmt.Sprintf("%.1f %s", f, units[i])
+}
+
+// pairs reads KEY=VALUE flags.
+func pairs(list []string) (map[string]*string, error) {
+	out := map[string]*string{}
+	for _, s := range list {
+		k, v, ok := strings.Cut(s, "=")
+		if !ok {
+			return nil, usageError{fmt.Errorf("%q: want KEY=VALUE", s)}
+		}
+		if _, twice := out[k]; twice {
+			return nil, usageError{fmt.Errorf("%s is given twice", k)}
+		}
+		out[k] = &v
+	}
+	return out, nil
+}
