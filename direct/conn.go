@@ -318,8 +318,8 @@ func (c *conn) fetch(frame []byte, e *entry) (taken bool, err error) {
 	if h.Version >= 15 {
 		replica = req.ReplicaState.ID
 	}
-	if replica >= 0 {
-		return false, nil
+	if replica >= 0 || directfetch.Formats(req) != nil {
+		return false, nil // a follower, or a client that reads the bucket by itself
 	}
 	if !c.probed {
 		if err := c.probe(h.ClientID); err != nil {
