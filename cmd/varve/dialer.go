@@ -34,6 +34,9 @@ func (s *storeFlags) transport() (*direct.Transport, error) {
 func tell(s direct.Stats) string {
 	text := fmt.Sprintf("%s read from the bucket in %d requests, %s sent by the broker", bytesText(s.Bytes), s.Requests, bytesText(s.BrokerBytes))
 	for _, cause := range sortedKeys(s.Fallbacks) {
+		if s.Fallbacks[cause] == 0 {
+			continue
+		}
 		text += fmt.Sprintf(", %d fallbacks (%s)", s.Fallbacks[cause], cause)
 	}
 	return text
