@@ -1,4 +1,4 @@
-"""confluent-kafka (librdkafka) against a broker: confluent.py BOOTSTRAP TOPIC write|read|admin"""
+"""confluent-kafka (librdkafka) against a broker: confluent.py BOOTSTRAP TOPIC write|read|admin|paced"""
 import sys
 import time
 
@@ -27,6 +27,18 @@ def write():
         for i in range(n * part, (n + 1) * part):
             p.produce(topic, value(i), key=b"k%d" % i, partition=i % 3, headers={"h": b"%d" % i}, on_delivery=lambda e, m: e and failed.append(str(e)))
         must(p.flush(30) == 0, "not all is delivered")
+    must(not failed, "deliveries failed: %r" % failed[:3])
+
+
+def paced():
+    """About ten seconds of records, so that the broker can be stopped and started in between."""
+    failed = []
+    p = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "reconnect.backoff.max.ms": 500, "message.timeout.ms": 60000})
+    for i in range(10000):
+        p.produce(topic, value(i), partition=i % 3, on_delivery=lambda e, m: e and failed.append(str(e)))
+        p.poll(0.001)
+        time.sleep(0.001)
+    must(p.flush(60) == 0, "not all is delivered")
     must(not failed, "deliveries failed: %r" % failed[:3])
 
 
@@ -84,4 +96,4 @@ def admin():
         f.result(10)
 
 
-{"write": write, "read": read, "admin": admin}[step]()
+{"write": write, "read": read, "admin": admin, "paced": paced}[step]()
