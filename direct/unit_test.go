@@ -79,7 +79,8 @@ func TestBreaker(t *testing.T) {
 	}
 	now = now.Add(5 * time.Second)
 	b.succeeded(now)
-	if b.failed(now) || b.failed(now) || !b.failed(now) || b.resting(now.Add(time.Second)) {
+	first, second, third := b.failed(now), b.failed(now), b.failed(now)
+	if first || second || !third || b.resting(now.Add(time.Second)) {
 		t.Fatal("success does not begin anew")
 	}
 }

@@ -75,7 +75,7 @@ var Table = []Row{
 	{"internal/debughttp", Shell, nil},
 	{"internal/broker", Shell, nil},
 	{"internal/inspect", Shell, []string{kmsg}},
-	{"cmd/varve", Shell, []string{cobra, bar, kgo, kadm, kmsg, kerr}},
+	{"cmd/varve", Shell, []string{cobra, bar, kgo, kadm, kmsg, kerr, "golang.org/x/term"}},
 	{"bench", Shell, []string{kgo, kadm, kmsg, minio}},
 	{"direct/example/kgo", Shell, []string{kgo}},
 	{"direct/example/sarama", Shell, []string{sarama}},

@@ -42,6 +42,7 @@ type Options struct {
 	Config  config.Values
 	Logger  *slog.Logger
 	Started func(addresses []string) // called once when clients are served, with the bound addresses
+	FS      vfs.FS                   // of the partitions; nil is the operating system's
 }
 
 // Run serves until ctx ends and then stops cleanly within varve.shutdown.timeout.ms, whatever clients and store do.
@@ -113,7 +114,11 @@ func (b *broker) run(ctx context.Context) (err error) {
 		}
 		bound = append(bound, httpListener)
 	}
-	if b.dir, err = openDataDir(vfs.OS{}, b.static.Get("log.dir"), b.log); err != nil {
+	fsys := b.o.FS
+	if fsys == nil {
+		fsys = vfs.OS{}
+	}
+	if b.dir, err = openDataDir(fsys, b.static.Get("log.dir"), b.log); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.dir.lock.Close()) }()

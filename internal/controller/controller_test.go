@@ -261,7 +261,10 @@ func TestIncrementalConfigs(t *testing.T) {
 	if got := w.img.Topics["t"].Configs; !maps.Equal(got, map[string]string{"flush.ms": "9"}) {
 		t.Fatal("the old call resets what it does not name:", got)
 	}
-	if err := func() error { _, err := AlterBroker(w.img, w.env, ClusterWide, []Change{{"node.id", Set, text("9")}}); return err }(); !errors.Is(err, ErrInvalidRequest) {
+	if err := func() error {
+		_, err := AlterBroker(w.img, w.env, ClusterWide, []Change{{"node.id", Set, text("9")}})
+		return err
+	}(); !errors.Is(err, ErrInvalidRequest) {
 		t.Fatal("a static key was altered:", err)
 	}
 	records, err = AlterBroker(w.img, w.env, ClusterWide, []Change{{"log.retention.ms", Set, text("42")}})

@@ -3,6 +3,8 @@ package kafkaapi
 import (
 	"context"
 	"errors"
+	"io/fs"
+	"syscall"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 
@@ -100,6 +102,9 @@ var codes = []struct {
 	{coordinator.ErrLoading, kerr.CoordinatorLoadInProgress},
 	{coordinator.ErrUnavailable, kerr.CoordinatorNotAvailable},
 
+	{syscall.ENOSPC, kerr.KafkaStorageError},
+	{syscall.EIO, kerr.KafkaStorageError},
+
 	{context.DeadlineExceeded, kerr.RequestTimedOut},
 	{context.Canceled, kerr.RequestTimedOut},
 }
@@ -117,6 +122,11 @@ func code(err error) int16 {
 	var coded interface{ Code() int16 }
 	if errors.As(err, &coded) {
 		return coded.Code()
+	}
+	// What the disk says, a full one included, is a storage error: clients try again.
+	var path *fs.PathError
+	if errors.As(err, &path) {
+		return kerr.KafkaStorageError.Code
 	}
 	return kerr.UnknownServerError.Code
 }
