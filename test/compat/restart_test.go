@@ -15,6 +15,7 @@ type node struct {
 	broker
 	ctl string
 	env []string
+	dir string // what ctl keeps of it
 }
 
 func startNode(t *testing.T) *node {
@@ -25,7 +26,8 @@ func startNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	port := strconv.Itoa(freePort(t))
-	n := &node{ctl: ctl, env: []string{"VARVE=" + binary, "CTL_DIR=" + filepath.Join(t.TempDir(), "node")}}
+	n := &node{ctl: ctl, dir: filepath.Join(t.TempDir(), "node")}
+	n.env = []string{"VARVE=" + binary, "CTL_DIR=" + n.dir}
 	n.addr = "127.0.0.1:" + port
 	t.Cleanup(func() { n.do(t, "down") })
 	n.do(t, "up", port)
