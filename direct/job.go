@@ -186,6 +186,7 @@ func (j *job) fallback(w *want, c cause, now time.Time) {
 func (j *job) claim(w *want, s *stream, now time.Time) {
 	s.busy, s.used, s.wake = true, now, j.wake
 	w.stream = s
+	j.askAhead(w, s, now)
 }
 
 // letGo gives the streams back.
@@ -330,9 +331,13 @@ func (j *job) take(w *want, p *kmsg.FetchResponseTopicPartition, now time.Time) 
 		what = err.Error()
 	case loc != nil:
 		if c, what = t.check(loc, w.req.FetchOffset); c == "" {
+			w.answer = nil
+			if s := t.ahead.streams[w.key]; s != nil && !s.busy && s.loc.SegmentID == loc.SegmentID && s.loc.LeaderEpoch == loc.LeaderEpoch {
+				j.claim(w, s, now) // it was asked for ahead, and came just now
+				return
+			}
 			s := t.open(w.key, *loc, m, p.AbortedTransactions, int64(w.req.PartitionMaxBytes))
 			j.claim(w, s, now)
-			w.answer = nil
 			return
 		}
 		t.hold(w.key.partKey, loc.EndOffset, now)
@@ -409,12 +414,15 @@ func (j *job) serve(w *want, p *part, left int, minOne bool, now time.Time) {
 	j.chunks = append(j.chunks, out.chunks...)
 	j.t.stats.served += int64(p.size())
 	s.used, s.depth = now, j.t.cfg.RangesPerPartition
-	j.t.move(s, from)
 	if s.done && len(s.ready) == 0 {
-		j.t.drop(s) // the next offset is beyond the location
+		s.key = from
+		j.askAhead(w, s, now)
+		j.t.drop(s) // the next offset is beyond the location, and maybe another stream's
 		return
 	}
+	j.t.move(s, from)
 	j.t.pump(s)
+	j.askAhead(w, s, now)
 }
 
 // trim cuts records to whole batches within limit; with minOne the first may be larger.

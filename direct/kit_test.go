@@ -197,6 +197,13 @@ func (b *fakeBroker) close() {
 	b.wg.Wait()
 }
 
+// counts tells what was asked and sent so far.
+func (b *fakeBroker) counts() (fetches, tagged int, recordBytes int64) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.fetches, b.tagged, b.recordBytes
+}
+
 func (b *fakeBroker) addr() string { return b.ln.Addr().String() }
 
 // do changes the broker's state and wakes who waits for it.

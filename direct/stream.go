@@ -9,7 +9,7 @@ import (
 
 const (
 	minRange   = 64 << 10
-	maxStreams = 4 // read-aheads of one partition: as many consumers with positions of their own
+	maxStreams = 8 // read-aheads of one partition: two for each of four consumers with positions of their own
 )
 
 // partKey names a partition. The broker's address is in it since one Transport may reach several clusters.
@@ -60,6 +60,7 @@ type stream struct {
 	dropped bool
 	busy    bool // a request is using it
 	hungry  bool // waits for memory
+	ahead   bool // the location behind it was asked for
 	wake    chan struct{}
 }
 
