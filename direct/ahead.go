@@ -25,8 +25,8 @@ type ahead struct {
 
 // hold keeps a range of offsets away from direct reads, after its object turned out to be of no use.
 type hold struct {
-	to    int64
-	until time.Time
+	from, to int64
+	until    time.Time
 }
 
 // check says what is wrong with a location for an offset, "" if nothing.
@@ -327,7 +327,7 @@ func (t *Transport) fail(s *stream, c cause, err error) {
 	now := time.Now()
 	t.cfg.Logger.Warn("direct read failed, the broker is asked instead", "topic", s.key.topic, "partition", s.key.partition, "object", s.loc.ObjectKey, "cause", string(c), "error", err)
 	if c.ofObject() {
-		t.hold(s.key.partKey, s.loc.EndOffset, now)
+		t.hold(s.key.partKey, &s.loc, now)
 	} else if t.ahead.breaker.failed(now) {
 		t.stats.rests++
 		t.cfg.Logger.Warn("direct reads rest", "for", t.ahead.breaker.rest.String())
@@ -335,15 +335,15 @@ func (t *Transport) fail(s *stream, c cause, err error) {
 	s.signal()
 }
 
-// hold keeps a partition away from direct reads up to an offset, for a while.
-func (t *Transport) hold(key partKey, to int64, now time.Time) {
-	t.ahead.holds[key] = hold{to: to, until: now.Add(t.cfg.RestMax)}
+// hold keeps a segment away from direct reads for a while.
+func (t *Transport) hold(key partKey, loc *directfetch.Location, now time.Time) {
+	t.ahead.holds[key] = hold{from: loc.BaseOffset, to: loc.EndOffset, until: now.Add(t.cfg.RestMax)}
 }
 
 // held reports whether an offset is kept away.
 func (t *Transport) held(key partKey, offset int64, now time.Time) bool {
 	h, ok := t.ahead.holds[key]
-	return ok && offset <= h.to && now.Before(h.until)
+	return ok && h.from <= offset && offset <= h.to && now.Before(h.until)
 }
 
 // sweep drops what nobody asked for and what is over.

@@ -680,3 +680,52 @@ func TestNextLocationComesAhead(t *testing.T) {
 		check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, at[0]}}))
 	}
 }
+
+// TestStalledBody: an object that begins and never ends is given up after the read timeout.
+func TestStalledBody(t *testing.T) {
+	r := newRig(t, direct.Config{Fetcher: stalling{}, ReadTimeout: 3 * time.Millisecond}, one(12, 3))
+	r.drain(patient, 0, 0)
+	if s := r.transport.Snapshot(); s.Fallbacks["read_timeout"] == 0 || s.Served != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+type stalling struct{ deadFetcher }
+
+func (stalling) FetchLogSegment(context.Context, direct.Segment, int64, int64) (io.ReadCloser, error) {
+	body, _ := io.Pipe() // a Read ends with Close only
+	return body, nil
+}
+
+// TestClientsThatKnowTheExtension get the broker's locations as they are.
+func TestClientsThatKnowTheExtension(t *testing.T) {
+	r := newRig(t, direct.Config{}, one(12, 11))
+	req := patient.request([]position{{0, 0}})
+	directfetch.SetFormats(req, []string{"ApacheKafkaV1"})
+	directfetch.Request(&req.Topics[0].Partitions[0])
+	resp := r.client.parse(18, r.client.receive(r.client.send(req)))
+	if l, err := directfetch.Locations(&resp.Topics[0].Partitions[0]); err != nil || len(l) != 1 {
+		t.Errorf("%+v %v", l, err)
+	}
+	if s := r.transport.Snapshot(); s.Locations != 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// TestSeekAway: read-ahead at another offset is of no use to a seek, and of none to the seek back until it is asked for.
+func TestSeekAway(t *testing.T) {
+	r := newRig(t, direct.Config{}, one(60, 20))
+	o := patient
+	o.partMax = 1
+	for _, to := range []int64{0, 100, 3, 177, 6, 50, 9} {
+		at := []int64{to}
+		for range 3 {
+			if was := at[0]; was < r.broker.parts[0].end() { // beyond it the broker would wait
+				check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, was}}))
+				if at[0] == was {
+					t.Errorf("nothing at %d", was)
+				}
+			}
+		}
+	}
+}

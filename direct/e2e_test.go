@@ -376,3 +376,60 @@ func TestEveryVersionOfARealBroker(t *testing.T) {
 		}
 	}
 }
+
+// gated holds reads of objects whose key contains part until the gate opens.
+type gated struct {
+	direct.Fetcher
+	part string
+	gate chan struct{}
+}
+
+func (g gated) FetchLogSegment(ctx context.Context, s direct.Segment, start, end int64) (io.ReadCloser, error) {
+	if strings.Contains(s.ObjectKey, g.part) {
+		select {
+		case <-g.gate:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	return g.Fetcher.FetchLogSegment(ctx, s, start, end)
+}
+
+// TestSlowTopicBesideAnother: one kgo consumer gets all of a topic while the objects of another do not answer at all.
+func TestSlowTopicBesideAnother(t *testing.T) {
+	dir := t.TempDir()
+	addr := startBroker(t, map[string]string{"varve.bucket": dir})
+	load(t, addr, "slow", 1, 600)
+	load(t, addr, "quick", 2, 600)
+	f, err := objectstore.Open(dir, objectstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	g := gated{f, "slow-", make(chan struct{})}
+	transport := newTransport(t, direct.Config{Fetcher: g, ConnectTimeout: time.Hour})
+	cl, err := kgo.NewClient(kgo.SeedBrokers(addr), kgo.Dialer(transport.DialContext), kgo.ConsumeTopics("slow", "quick"),
+		kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchMaxPartitionBytes(20_000), kgo.FetchMaxWait(200*time.Millisecond))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	got := map[string]int{}
+	poll := func() {
+		fetches := cl.PollFetches(t.Context())
+		fetches.EachError(func(topic string, p int32, err error) { t.Fatalf("%s-%d: %v", topic, p, err) })
+		fetches.EachRecord(func(r *kgo.Record) { got[r.Topic]++ })
+	}
+	for got["quick"] < 1200 {
+		poll()
+	}
+	if got["slow"] > 0 {
+		t.Errorf("%d records through a closed gate", got["slow"])
+	}
+	close(g.gate)
+	for got["slow"] < 600 {
+		poll()
+	}
+	if s := transport.Snapshot(); s.Served < 2*s.BrokerBytes || got["slow"] != 600 || got["quick"] != 1200 {
+		t.Errorf("%v %+v", got, s)
+	}
+}

@@ -90,7 +90,7 @@ func silent(h head, frame []byte) bool {
 	return len(body) >= 2 && binary.BigEndian.Uint16(body) == 0
 }
 
-// parseFetch decodes a client's Fetch of version 4 or later. Nothing in the result shares the frame's memory.
+// parseFetch decodes a client's Fetch of version 4 or later. Unknown tags share the frame's memory.
 func parseFetch(frame []byte) (wire.Header, *kmsg.FetchRequest, error) {
 	h, body, err := wire.ParseHeader(frame, func(_, version int16) bool { return version >= 12 })
 	if err != nil {

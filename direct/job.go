@@ -158,7 +158,7 @@ func (j *job) plan(w *want, now time.Time) {
 	if w.stream != nil && w.stream.dropped {
 		w.stream = nil
 	}
-	v := view{offset: w.req.FetchOffset, epoch: w.req.CurrentLeaderEpoch, capable: w.req.FetchOffset >= 0, plain: w.plain,
+	v := view{epoch: w.req.CurrentLeaderEpoch, capable: w.req.FetchOffset >= 0, plain: w.plain,
 		resting: t.ahead.breaker.resting(now), held: t.held(w.key.partKey, w.req.FetchOffset, now)}
 	if w.stream != nil {
 		v.stream = w.stream.view()
@@ -178,7 +178,7 @@ func (j *job) plan(w *want, now time.Time) {
 func (j *job) fallback(w *want, c cause, now time.Time) {
 	j.t.stats.fallbacks[c]++
 	if c == causeExpired && w.stream != nil {
-		j.t.hold(w.key.partKey, w.stream.loc.EndOffset, now)
+		j.t.hold(w.key.partKey, &w.stream.loc, now)
 	}
 	w.plain, w.answer, w.act = true, nil, actPlain
 }
@@ -340,7 +340,7 @@ func (j *job) take(w *want, p *kmsg.FetchResponseTopicPartition, now time.Time) 
 			j.claim(w, s, now)
 			return
 		}
-		t.hold(w.key.partKey, loc.EndOffset, now)
+		t.hold(w.key.partKey, loc, now)
 	}
 	t.stats.errors[c]++
 	t.cfg.Logger.Warn("location is of no use, the broker is asked instead", "topic", w.key.topic, "partition", w.key.partition, "cause", string(c), "error", what)

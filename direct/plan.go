@@ -14,9 +14,9 @@ const (
 
 func (a action) String() string { return [...]string{"serve", "wait", "tag", "plain"}[a] }
 
-// view is all that the planner may know about a partition.
+// view is all that the planner may know about a partition. The client's offset is in it as the choice of stream: there is
+// one only if its next offset is the client's.
 type view struct {
-	offset  int64
 	epoch   int32 // leader epoch that the client knows, -1 none
 	capable bool  // broker and fetcher can, and the client's version can carry it
 	resting bool  // the store is left alone for now
