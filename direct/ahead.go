@@ -134,7 +134,7 @@ func (t *Transport) unref(c *chunk) {
 	}
 	t.ahead.used -= c.size
 	c.stream.held--
-	if int64(cap(c.b)) == t.cfg.RangeBytes && len(t.ahead.free) < t.cfg.RangesPerPartition {
+	if int64(cap(c.b)) == t.cfg.RangeBytes && len(t.ahead.free) < t.cfg.RangesPerPartition && t.ahead.used+int64(len(t.ahead.free)+1)*t.cfg.RangeBytes <= t.cfg.MemoryBytes {
 		t.ahead.free = append(t.ahead.free, c.b[:cap(c.b)])
 	}
 	c.b = nil

@@ -588,7 +588,7 @@ func TestCloseEndsEverything(t *testing.T) {
 	}
 	transport.Close()
 	transport.Close()
-	if s := transport.Snapshot(); s.Streams != 0 {
+	if s := transport.Snapshot(); s.Streams != 0 || s.Buffered != 0 {
 		t.Errorf("%+v", s)
 	}
 }

@@ -147,6 +147,10 @@ func TestSameRecords(t *testing.T) {
 			seen[name] += n
 		}
 		conn.Close()
+		transport.Close()
+		if s := transport.Snapshot(); s.Buffered != 0 || s.Streams != 0 {
+			t.Fatalf("memory is lost: %+v", s)
+		}
 	})
 	for _, name := range []string{"not_found", "auth", "throttled", "short", "damaged", "connect_timeout", "too_large"} {
 		if seen[name] == 0 {
