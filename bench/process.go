@@ -69,6 +69,23 @@ func freePort() (int, error) {
 	return ln.Addr().(*net.TCPAddr).Port, nil
 }
 
+// freePair finds two neighbouring ports below the range from which the system takes its own: Kafka's broker and controller.
+func freePair() (int, error) {
+	for port := 21000; port < 30000; port += 2 {
+		a, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			continue
+		}
+		b, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", port+1))
+		a.Close()
+		if err == nil {
+			b.Close()
+			return port, nil
+		}
+	}
+	return 0, errors.New("no two neighbouring ports are free")
+}
+
 // command starts a program that ends with SIGTERM.
 func (b *bench) command(name string, env []string, args ...string) (*process, error) {
 	log, err := os.Create(b.path(name + ".log"))
@@ -129,7 +146,7 @@ func (b *bench) startKafka(folder string, args ...string) (*process, error) {
 	dir := b.path(folder)
 	all := []string{"start", "--dir", dir}
 	if _, err := os.Stat(filepath.Join(dir, "cluster")); err != nil {
-		port, err := freePort()
+		port, err := freePair()
 		if err != nil {
 			return nil, err
 		}

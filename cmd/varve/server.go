@@ -13,6 +13,7 @@ import (
 
 	"github.com/varve-io/varve/internal/broker"
 	"github.com/varve-io/varve/internal/config"
+	"github.com/varve-io/varve/internal/quietlog"
 )
 
 func serverCommand() *cobra.Command {
@@ -108,9 +109,9 @@ func newLogger(v config.Values) *slog.Logger {
 	_ = level.UnmarshalText([]byte(v.Get("varve.log.level"))) // one of four names that slog knows
 	o := &slog.HandlerOptions{Level: level}
 	if v.Get("varve.log.format") == "json" {
-		return slog.New(slog.NewJSONHandler(os.Stderr, o))
+		return slog.New(quietlog.New(slog.NewJSONHandler(os.Stderr, o)))
 	}
-	return slog.New(slog.NewTextHandler(os.Stderr, o))
+	return slog.New(quietlog.New(slog.NewTextHandler(os.Stderr, o)))
 }
 
 // limitMemory makes the collector more eager than Go's default unless the environment says otherwise: most of a broker's

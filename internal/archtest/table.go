@@ -73,6 +73,7 @@ var Table = []Row{
 	{"internal/kafkaapi", Shell, []string{kmsg, kerr}},
 	{"internal/server", Shell, nil},
 	{"internal/debughttp", Shell, nil},
+	{"internal/quietlog", Shell, nil},
 	{"internal/broker", Shell, nil},
 	{"internal/inspect", Shell, []string{kmsg}},
 	{"cmd/varve", Shell, []string{cobra, bar, kgo, kadm, kmsg, kerr, "golang.org/x/term"}},

@@ -81,7 +81,6 @@ type broker struct {
 	wake    chan struct{}                  // reconcile looks again
 	changed atomic.Pointer[chan struct{}]  // closed when applied moves on
 	epoch   int64                          // broker epoch of this run
-	blocked *quiet
 
 	stopping chan struct{} // closed when no more requests are read
 }
@@ -290,14 +289,13 @@ func (b *broker) assemble() error {
 	b.applied.Store(metadata.Empty())
 	b.control = control.New(b.quorum, b.env, b.await)
 	b.groups = coordinator.New(b.groupConfig, b.log)
-	b.blocked = newQuiet(b.log, time.Hour)
 	if b.static.Bool("remote.log.storage.system.enable") {
 		if err := b.openTier(); err != nil {
 			return err
 		}
 	}
 	fetcher := &fetch.Service{Replicas: b.replicas, Sessions: fetch.NewSessions(b.static.Int("max.incremental.fetch.session.cache.slots")),
-		Validity: b.deleteDelay(), Located: b.metrics.Located, TierFailed: b.tierFailed(), Stopping: b.stopping}
+		Validity: b.deleteDelay(), Located: b.metrics.Located, TierFailed: b.tierFailed, Stopping: b.stopping}
 	services := kafkaapi.Services{NodeID: b.self, Image: b.quorum.Image, Config: b.config, Control: b.control, ProducerIDs: control.NewProducerIDs(b.control),
 		Replicas: b.replicas, Fetch: fetcher, Groups: b.groups, LogDir: b.dir.path, DiskUsage: diskUsage(b.dir.path), Log: b.log, Metrics: b.metrics,
 		DirectFetch: b.tier != nil && b.static.Bool("varve.direct.fetch.enable")}
@@ -384,12 +382,9 @@ func (b *broker) deleteDelay() time.Duration {
 	return time.Duration(b.static.Int64("varve.remote.delete.delay.ms")) * time.Millisecond
 }
 
-// tierFailed logs failed reads of the bucket: the first, then one line a minute with the number of the others.
-func (b *broker) tierFailed() func(tp.Partition, error) {
-	quiet := newQuiet(b.log, time.Minute)
-	return func(id tp.Partition, err error) {
-		quiet.warn("reading the tier failed, consumers ask again", "partition", id.String(), "cause", err)
-	}
+// tierFailed tells of failed reads of the bucket; the log counts what repeats.
+func (b *broker) tierFailed(id tp.Partition, err error) {
+	b.log.Warn("reading the tier failed, consumers ask again", "partition", id.String(), "cause", err)
 }
 
 // tieringOf is nil-safe access for code that runs with and without a tier.

@@ -57,6 +57,9 @@ func (b *broker) follow(ctx context.Context) {
 		return
 	}
 	delta := metadata.Diff(old, img)
+	if delta.Configs && b.tier != nil {
+		b.tier.limit(b.config())
+	}
 	if delta.Configs { // defaults changed: every topic may be touched
 		delta.Changed = nil
 		for _, name := range img.TopicNames() {
@@ -106,7 +109,7 @@ func (b *broker) follow(ctx context.Context) {
 func (b *broker) open(t target, v config.Values) {
 	dir := filepath.Join(b.dir.path, t.id.String())
 	start := b.dir.starts[t.id]
-	l, err := log.Open(log.Options{FS: b.dir.fs, Dir: dir, Partition: t.id, TopicID: t.topic.ID, Config: logConfig(v, b.static.Int64("producer.id.expiration.ms")),
+	l, err := log.Open(log.Options{FS: b.dir.fs, Dir: dir, Partition: t.id, TopicID: t.topic.ID, Config: logConfig(v, b.config().Int64("producer.id.expiration.ms")),
 		Clean: b.dir.clean, RecoveryPoint: b.dir.recovery[t.id], LogStart: start, Now: time.Now(), Logger: b.log, Files: b.files, Jitter: jitter})
 	if err != nil {
 		b.log.Error("partition is offline", "partition", t.id.String(), "cause", err)

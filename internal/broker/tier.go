@@ -25,9 +25,16 @@ import (
 
 // tierParts is what a broker with a tier has.
 type tierParts struct {
-	bucket  objstore.Bucket
-	reader  *reader.Reader
-	service *tiering.Service
+	bucket      objstore.Bucket
+	reader      *reader.Reader
+	service     *tiering.Service
+	copy, fetch *rate.Limiter // KIP-956; changed while running
+}
+
+// limit takes over the quotas of a configuration.
+func (t *tierParts) limit(c config.Values) {
+	bound(t.copy, c.Int64("remote.log.manager.copy.max.bytes.per.second"))
+	bound(t.fetch, c.Int64("remote.log.manager.fetch.max.bytes.per.second"))
 }
 
 // OpenBucket opens the object store that a configuration names, LOG.DIR/bucket if it names none.
@@ -86,12 +93,16 @@ func WriteOptions(c config.Values, ring *remoteformat.Keyring) (remoteformat.Wri
 	return w, nil
 }
 
-// bound makes a limiter of bytes per second, nil for Kafka's "unlimited".
-func bound(perSecond int64) *rate.Limiter {
+// burst is how much a quota lets through at once: what is read from a file or asked of the bucket in one go.
+const burst = 4 << 20
+
+// bound sets a limiter to bytes per second; Kafka's default is as good as none.
+func bound(l *rate.Limiter, perSecond int64) {
 	if perSecond >= 1<<50 {
-		return nil
+		l.SetLimit(rate.Inf)
+		return
 	}
-	return rate.NewLimiter(rate.Limit(perSecond), int(max(perSecond, 4<<20)))
+	l.SetLimit(rate.Limit(perSecond))
 }
 
 func (b *broker) openTier() error {
@@ -121,16 +132,18 @@ func (b *broker) openTier() error {
 		return err
 	}
 	prefix := c.Get("rsm.config.key.prefix")
+	b.tier = &tierParts{bucket: store, copy: rate.NewLimiter(rate.Inf, burst), fetch: rate.NewLimiter(rate.Inf, burst)}
+	b.tier.limit(b.config())
 	r := reader.New(reader.Options{Bucket: store, Prefix: prefix, Keyring: ring, IndexCacheBytes: c.Int64("remote.log.index.file.cache.total.size.bytes"),
 		ChunkCacheBytes: c.Int64("varve.remote.chunk.cache.bytes"), ReadAheadBytes: readAhead(c), Workers: c.Int("remote.log.reader.threads"),
-		MaxPending: c.Int("remote.log.reader.max.pending.tasks"), FetchRate: bound(c.Int64("remote.log.manager.fetch.max.bytes.per.second")), Metrics: readMetrics})
+		MaxPending: c.Int("remote.log.reader.max.pending.tasks"), FetchRate: b.tier.fetch, Metrics: readMetrics})
 	copyMetrics := newCopyMetrics()
 	b.registry.MustRegister(copyMetrics)
 	service := tiering.New(tiering.Options{Self: b.self, Bucket: store, Control: b.control, Image: b.quorum.Image, Config: b.tierConfig, Forget: r.Forget,
-		Upload:      uploader.Options{Prefix: prefix, Write: write, SkipCompressed: true, Limiter: bound(c.Int64("remote.log.manager.copy.max.bytes.per.second")), Spool: uploader.FileSpool(spool)},
+		Upload:      uploader.Options{Prefix: prefix, Write: write, SkipCompressed: true, Limiter: b.tier.copy, Spool: uploader.FileSpool(spool)},
 		Interval:    time.Duration(c.Int64("remote.log.manager.task.interval.ms")) * time.Millisecond,
 		DeleteDelay: b.deleteDelay(), Workers: c.Int("remote.log.manager.copier.thread.pool.size"), Log: b.log, Observe: copyMetrics.observe})
-	b.tier = &tierParts{store, r, service}
+	b.tier.reader, b.tier.service = r, service
 	return nil
 }
 

@@ -2,9 +2,7 @@ package broker
 
 import (
 	"context"
-	"log/slog"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -87,7 +85,7 @@ func (b *broker) retain() {
 			b.log.Info("local segments were deleted by retention", "partition", p.ID().String(), "segments", len(r.Deleted), "local log start", l.Offsets().LocalLogStart)
 		}
 		if r.Blocking != nil {
-			b.blocked.warn("a segment's records claim to be from the future, so it and all after it outlive retention.ms", "partition", p.ID().String(), "base offset", r.Blocking.Base, "max timestamp", r.Blocking.MaxTimestamp)
+			b.log.Warn("a segment's records claim to be from the future, so it and all after it outlive retention.ms", "partition", p.ID().String(), "base offset", r.Blocking.Base, "max timestamp", r.Blocking.MaxTimestamp)
 		}
 	}
 	if moved {
@@ -114,31 +112,4 @@ func diskUsage(path string) func() (total, usable int64) {
 		}
 		return int64(s.Blocks) * s.Bsize, int64(s.Bavail) * s.Bsize
 	}
-}
-
-// quiet lets one line of a kind through in an interval and counts the others.
-type quiet struct {
-	log      *slog.Logger
-	interval time.Duration
-
-	mu      sync.Mutex
-	last    time.Time
-	skipped int
-}
-
-func newQuiet(log *slog.Logger, interval time.Duration) *quiet {
-	return &quiet{log: log, interval: interval}
-}
-
-func (q *quiet) warn(message string, args ...any) {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	if now := time.Now(); now.Sub(q.last) < q.interval {
-		q.skipped++
-		return
-	} else if q.last = now; q.skipped > 0 {
-		args = append(args, "repeated", q.skipped)
-		q.skipped = 0
-	}
-	q.log.Warn(message, args...)
 }

@@ -203,7 +203,7 @@ func (a *API) describeProducers(_ context.Context, c *call, req *kmsg.DescribePr
 				for _, s := range part.Log().Producers(c.received) {
 					ap := kmsg.NewDescribeProducersResponseTopicPartitionActiveProducer()
 					ap.ProducerID, ap.ProducerEpoch, ap.LastSequence = s.ProducerID, int32(s.Epoch), s.LastSequence
-					ap.LastTimestamp, ap.CoordinatorEpoch, ap.CurrentTxnStartOffset = s.LastTimestamp, s.CoordinatorEpoch, s.TxnFirstOffset
+					ap.LastTimestamp, ap.CoordinatorEpoch, ap.CurrentTxnStartOffset = s.LastTimestamp, max(s.CoordinatorEpoch, 0), s.TxnFirstOffset // Kafka says 0 before the first marker
 					p.ActiveProducers = append(p.ActiveProducers, ap)
 				}
 			}
