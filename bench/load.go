@@ -14,7 +14,7 @@ import (
 )
 
 func (b *bench) create(p *process, topic string, partitions int32, configs map[string]string) error {
-	cl, err := kgo.NewClient(kgo.SeedBrokers(p.address))
+	cl, err := kgo.NewClient(kgo.SeedBrokers(p.address), kgo.MetadataMinAge(10*time.Millisecond))
 	if err != nil {
 		return err
 	}
@@ -29,7 +29,13 @@ func (b *bench) create(p *process, topic string, partitions int32, configs map[s
 	// Metadata may lag behind the creation.
 	for {
 		topics, err := kadm.NewClient(cl).ListTopics(b.ctx, topic)
-		if err == nil && topics[topic].Err == nil && len(topics[topic].Partitions) == int(partitions) {
+		ready := err == nil && topics[topic].Err == nil && len(topics[topic].Partitions) == int(partitions)
+		if ready {
+			for _, p := range topics[topic].Partitions {
+				ready = ready && p.Err == nil && p.Leader >= 0
+			}
+		}
+		if ready {
 			return nil
 		}
 		if b.ctx.Err() != nil {
@@ -41,7 +47,7 @@ func (b *bench) create(p *process, topic string, partitions int32, configs map[s
 
 func producerOptions(p *process, topic, acks string) []kgo.Opt {
 	opts := []kgo.Opt{kgo.SeedBrokers(p.address), kgo.DefaultProduceTopic(topic), kgo.ProducerBatchCompression(kgo.NoCompression()), kgo.ProducerLinger(0),
-		kgo.ProducerBatchMaxBytes(1_000_000), kgo.MaxBufferedRecords(20_000), kgo.RecordPartitioner(kgo.UniformBytesPartitioner(64<<10, true, true, nil))}
+		kgo.ProducerBatchMaxBytes(1_000_000), kgo.MaxBufferedRecords(20_000), kgo.MetadataMinAge(50 * time.Millisecond), kgo.RecordPartitioner(kgo.UniformBytesPartitioner(64<<10, true, true, nil))}
 	if acks == "1" {
 		opts = append(opts, kgo.RequiredAcks(kgo.LeaderAck()), kgo.DisableIdempotentWrite())
 	}
@@ -118,7 +124,7 @@ func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // consume reads n records of a topic from its start.
 func (b *bench) consume(p *process, topic string, n int, opts ...kgo.Opt) (load, error) {
-	cl, err := kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(p.address), kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
+	cl, err := kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(p.address), kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.MetadataMinAge(50 * time.Millisecond),
 		kgo.FetchMaxBytes(50 << 20), kgo.FetchMaxPartitionBytes(8 << 20), kgo.FetchMaxWait(500 * time.Millisecond)}, opts...)...)
 	if err != nil {
 		return load{}, err
