@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kmsg"
+
 	"github.com/varve-io/varve/internal/fixtures"
 )
 
@@ -42,8 +44,12 @@ func trials(t *testing.T, name string, limit time.Duration) {
 		}
 	}
 	command{env: env}.run(t, ctl, "up", port)
-	out, errs, err := command{dir: filepath.Join(work, "trials", name), env: env, limit: limit}.try(t,
-		"go", "test", "-count=1", "-v", "-timeout", strconv.Itoa(int(limit.Seconds()))+"s", ".")
+	args := []string{"go", "test", "-count=1", "-v", "-timeout", strconv.Itoa(int(limit.Seconds())) + "s"}
+	// Without transactions these wait for minutes, and one of them for ever.
+	if !advertises(t, &broker{addr: "127.0.0.1:" + port}, kmsg.EndTxn.Int16()) {
+		args = append(args, "-skip", "^TestC6[2-7]_")
+	}
+	out, errs, err := command{dir: filepath.Join(work, "trials", name), env: env, limit: limit}.try(t, append(args, ".")...)
 	if err != nil {
 		t.Logf("go test: %v\n%s", err, tail(errs))
 	}
