@@ -161,7 +161,8 @@ func TestBrokerSendsNoTieredRecords(t *testing.T) {
 	if fetches, _, bytes := r.broker.counts(); bytes > 2*last || fetches > 10 {
 		t.Errorf("%d bytes in %d fetches: %+v", bytes, fetches, r.transport.Snapshot())
 	}
-	if s := r.transport.Snapshot(); s.BrokerBytes > 2*last || s.Locations != 4 {
+	// Four segments; the question ahead may be asked once more where its answer came too late to be used.
+	if s := r.transport.Snapshot(); s.BrokerBytes > 2*last || s.Locations < 4 || s.Locations > 8 {
 		t.Errorf("%+v", s)
 	}
 	families, err := registry(t, r.transport).Gather()
