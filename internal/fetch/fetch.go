@@ -52,7 +52,7 @@ type Result struct {
 	Err                                 error
 	HighWatermark, LastStable, LogStart int64 // -1 with an error
 	View                                *log.View
-	Records                             []byte // from the tier
+	Records                             reader.Pieces // from the tier
 	Aborted                             []producerstate.AbortedTxn
 	Locations                           []directfetch.Location
 	Diverging                           *Diverging
@@ -70,7 +70,7 @@ func (r *Result) Size() int {
 	if r.View != nil {
 		return r.View.Size()
 	}
-	return len(r.Records)
+	return r.Records.Size()
 }
 
 // HasData reports whether the result brings the consumer forward.
@@ -257,7 +257,7 @@ func (s *Service) one(ctx context.Context, req *Request, i int, b *budget, r *Re
 			return
 		}
 		r.Records, r.Aborted, r.Locations = read.records, read.aborted, read.locations
-		b.charge(len(r.Records))
+		b.charge(r.Records.Size())
 	}
 }
 
@@ -307,7 +307,7 @@ func (s *Service) tierError(ctx context.Context, id tp.Partition, err error, r *
 
 func (s *Service) tiered(ctx context.Context, p *partition.Partition, remote tier.Segments, offset int64, maxBytes int, upTo int64, minOne, committed bool, read *tierRead) {
 	result, err := s.Tier.Read(ctx, remote, offset, maxBytes, upTo, minOne)
-	if err == nil && committed && len(result.Records) > 0 {
+	if err == nil && committed && result.Records.Size() > 0 {
 		read.aborted, err = s.aborted(ctx, p, remote, result.FirstOffset, result.NextOffset)
 	}
 	read.records, read.err = result.Records, err
@@ -369,7 +369,7 @@ type tierReads struct {
 
 type tierRead struct {
 	finished  chan struct{}
-	records   []byte
+	records   reader.Pieces
 	aborted   []producerstate.AbortedTxn
 	locations []directfetch.Location
 	err       error

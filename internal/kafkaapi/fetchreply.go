@@ -12,7 +12,7 @@ import (
 )
 
 // fetchReply frames a Fetch response by hand: kmsg would copy every record through memory, and here they are sections
-// of files. The test of this file holds it against kmsg in every version.
+// of files and cached blocks of the tier. The test of this file holds it against kmsg in every version.
 type fetchReply struct {
 	version     int16
 	correlation int32
@@ -29,7 +29,7 @@ type fetchReply struct {
 	failed error // records could not be read any more: the frame cannot be completed
 }
 
-// cut is where sections of files go between the bytes of buf.
+// cut is where sections of files, or blocks of the tier, go between the bytes of buf.
 type cut struct {
 	at     int
 	chunks []wire.Chunk
@@ -129,7 +129,7 @@ func (f *fetchReply) records(r *fetch.Result) {
 			f.failed = err
 		}
 	case n <= inlineMax:
-		f.buf = append(f.buf, r.Records...)
+		f.buf = r.Records.AppendTo(f.buf)
 	case r.View != nil:
 		c := cut{at: len(f.buf)}
 		for _, s := range r.View.Sections() {
@@ -137,7 +137,11 @@ func (f *fetchReply) records(r *fetch.Result) {
 		}
 		f.cuts = append(f.cuts, c)
 	default:
-		f.cuts = append(f.cuts, cut{len(f.buf), []wire.Chunk{{Bytes: r.Records}}})
+		c := cut{at: len(f.buf)}
+		for _, b := range r.Records {
+			c.chunks = append(c.chunks, wire.Chunk{Bytes: b})
+		}
+		f.cuts = append(f.cuts, c)
 	}
 }
 

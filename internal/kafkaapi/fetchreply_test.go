@@ -84,9 +84,13 @@ func randomReply(r *rand.Rand, version int16) (*fetchReply, expected) {
 		case 2:
 			res.Locations = []directfetch.Location{{ObjectKey: "k", Format: "f", EndOffset: 3, EndPosition: 9, SegmentSize: 9}}
 		case 3:
-			res.Records = make([]byte, []int{1, 100, inlineMax, inlineMax + 1, 3 * inlineMax}[r.IntN(5)])
-			for j := range res.Records {
-				res.Records[j] = byte(r.Int())
+			records := make([]byte, []int{1, 100, inlineMax, inlineMax + 1, 3 * inlineMax}[r.IntN(5)])
+			for j := range records {
+				records[j] = byte(r.Int())
+			}
+			for len(records) > 0 {
+				n := 1 + r.IntN(len(records))
+				res.Records, records = append(res.Records, records[:n]), records[n:]
 			}
 			for j := 0; j < r.IntN(3); j++ {
 				res.Aborted = append(res.Aborted, producerstate.AbortedTxn{ProducerID: r.Int64(), FirstOffset: r.Int64()})
@@ -127,7 +131,7 @@ func check(t *testing.T, version int16, got *kmsg.FetchResponse, want expected) 
 			if version >= 13 && topic.TopicID != p.TopicID || version < 13 && topic.Topic != p.Topic || g.Partition != p.Index {
 				t.Fatalf("v%d: partition is %v %v, want %v", version, topic.Topic, g.Partition, p)
 			}
-			if g.ErrorCode != code(r.Err) || g.HighWatermark != r.HighWatermark || g.LastStableOffset != r.LastStable || !bytes.Equal(g.RecordBatches, r.Records) {
+			if g.ErrorCode != code(r.Err) || g.HighWatermark != r.HighWatermark || g.LastStableOffset != r.LastStable || !bytes.Equal(g.RecordBatches, r.Records.Bytes()) {
 				t.Fatalf("v%d: %+v does not match", version, p)
 			}
 			if version >= 5 && g.LogStartOffset != r.LogStart {

@@ -8,8 +8,8 @@ import (
 	"io"
 )
 
-// ReadRange returns exactly n bytes from off. Fewer are ErrShortBody. The buffer grows with what arrives
-// above a first megabyte, so that a wrong n cannot exhaust memory.
+// ReadRange returns exactly n bytes from off. Fewer are ErrShortBody. They are read straight into a buffer of their size, which
+// above a first megabyte grows with what arrives, so that a wrong n cannot exhaust memory.
 func ReadRange(ctx context.Context, b Bucket, key string, off, n int64) ([]byte, error) {
 	if n == 0 {
 		return nil, nil
@@ -19,16 +19,21 @@ func ReadRange(ctx context.Context, b Bucket, key string, off, n int64) ([]byte,
 		return nil, err
 	}
 	defer r.Close()
-	var buf bytes.Buffer
-	buf.Grow(int(min(n, 1<<20)) + bytes.MinRead)
-	got, err := io.Copy(&buf, io.LimitReader(r, n))
-	if err != nil {
-		return nil, readError(key, err)
+	out, got := make([]byte, min(n, 1<<20)), 0
+	for {
+		k, err := io.ReadFull(r, out[got:])
+		got += k
+		switch {
+		case err == io.EOF || err == io.ErrUnexpectedEOF: // of ReadFull itself, or a bare one of the connection
+			return nil, &Error{Op: "get", Key: key, Kind: ErrShortBody, Err: fmt.Errorf("%d bytes of %d from %d", got, n, off)}
+		case err != nil:
+			return nil, readError(key, err)
+		case int64(got) == n:
+			return out, nil
+		}
+		out = append(make([]byte, 0, min(n, 8*int64(got))), out...)
+		out = out[:cap(out)]
 	}
-	if got < n {
-		return nil, &Error{Op: "get", Key: key, Kind: ErrShortBody, Err: fmt.Errorf("%d bytes of %d from %d", got, n, off)}
-	}
-	return buf.Bytes(), nil
 }
 
 // ReadAll returns the whole object, which may have at most limit bytes.

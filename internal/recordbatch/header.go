@@ -223,6 +223,26 @@ func (h *Header) Verify(b []byte) error {
 	return nil
 }
 
+// VerifyPieces checks the checksum of the batch whose bytes are the pieces, one after the other and nothing else, against
+// the header that was read from them: ErrShort or ErrCorrupt.
+func (h *Header) VerifyPieces(pieces [][]byte) error {
+	var sum uint32
+	size, skip := 0, posAttrs
+	for _, b := range pieces {
+		size += len(b)
+		n := min(skip, len(b))
+		skip -= n
+		sum = crc32.Update(sum, castagnoli, b[n:])
+	}
+	switch {
+	case size != h.Size:
+		return fmt.Errorf("%w: %d of %d bytes", ErrShort, size, h.Size)
+	case sum != h.CRC:
+		return fmt.Errorf("%w: batch at offset %d: checksum %08x, header says %08x", ErrCorrupt, h.BaseOffset, sum, h.CRC)
+	}
+	return nil
+}
+
 // SetBaseOffset writes the base offset, which the checksum does not cover. b must hold a header.
 func SetBaseOffset(b []byte, offset int64) { binary.BigEndian.PutUint64(b[:8], uint64(offset)) }
 

@@ -115,3 +115,28 @@ func FuzzParseHeader(f *testing.F) {
 		_ = VerifyCRC(b)
 	})
 }
+
+func TestVerifyPieces(t *testing.T) {
+	b := unhex(t, vectorBatch)
+	h, err := ParseHeader(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range len(b) + 1 {
+		for j := i; j <= len(b); j++ {
+			if err := h.VerifyPieces([][]byte{b[:i], b[i:j], b[j:]}); err != nil {
+				t.Fatalf("cut at %d and %d: %v", i, j, err)
+			}
+		}
+	}
+	if err := h.VerifyPieces([][]byte{b[:40], b[40:77]}); !errors.Is(err, ErrShort) {
+		t.Errorf("short: %v", err)
+	}
+	if err := h.VerifyPieces([][]byte{b, {0}}); !errors.Is(err, ErrShort) {
+		t.Errorf("long: %v", err)
+	}
+	b[70] ^= 1
+	if err := h.VerifyPieces([][]byte{b[:69], b[69:]}); !errors.Is(err, ErrCorrupt) {
+		t.Errorf("damaged: %v", err)
+	}
+}

@@ -105,7 +105,7 @@ func readsAsLocal(t *testing.T, r *reader.Reader, segs tier.Segments, dir string
 		if err != nil {
 			t.Fatal(err)
 		}
-		got, next = append(got, res.Records...), res.NextOffset
+		got, next = res.Records.AppendTo(got), res.NextOffset
 	}
 	if !bytes.Equal(got, want) {
 		t.Error("bytes differ from the local log")

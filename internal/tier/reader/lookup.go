@@ -132,17 +132,16 @@ func (r *Reader) records(ctx context.Context, seg *tier.Segment, offset int64, w
 		return err
 	}
 	w := r.walk(ctx, seg, m, pos)
-	defer func() { w.Release() }()
-	var batch []byte
 	for w.Next() {
 		h := w.Header()
 		if h.LastOffset() < offset || !want(h) {
 			continue
 		}
-		if batch, err = w.batch(batch[:0]); err != nil {
+		batch, err := w.Batch()
+		if err != nil {
 			return err
 		}
-		it, err := recordbatch.Records(batch, recordbatch.DefaultDecompressLimit)
+		it, err := recordbatch.Records(batch.Bytes(), recordbatch.DefaultDecompressLimit)
 		if err != nil {
 			return w.corrupt(err)
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 
 	"github.com/varve-io/varve/internal/objstore"
 	"github.com/varve-io/varve/internal/remoteformat"
@@ -146,68 +145,6 @@ func (r *Reader) fetchBlock(seg *tier.Segment, m *remoteformat.Segment, number i
 		}
 		return &piece{data: out, cost: int64(cap(out)) + 128}, err
 	}
-}
-
-// logReader is the plain log of a segment as an io.ReaderAt for one call.
-type logReader struct {
-	ctx context.Context
-	r   *Reader
-	seg *tier.Segment
-	m   *remoteformat.Segment
-	// failed is the first failure and failedAt the position where it begins.
-	failed   error
-	failedAt int64
-}
-
-// at returns the bytes from a position to the end of its block.
-func (l *logReader) at(pos int64) ([]byte, error) {
-	if pos >= l.m.Size() {
-		return nil, io.EOF
-	}
-	if l.failed != nil && pos >= l.failedAt {
-		return nil, l.failed
-	}
-	size := l.r.blockSize(l.m)
-	number := int(pos / size)
-	start := int64(number) * size
-	b, err := l.r.load(l.ctx, key{l.seg.ID, kindBlock, number}, l.r.fetchBlock(l.seg, l.m, number))
-	if err != nil {
-		l.failed, l.failedAt = err, start
-		if b != nil {
-			l.failedAt += int64(len(b.data))
-		}
-		if pos >= l.failedAt {
-			return nil, err
-		}
-	}
-	return b.data[pos-start:], nil
-}
-
-// ReadAt implements io.ReaderAt.
-func (l *logReader) ReadAt(p []byte, off int64) (int, error) {
-	done := 0
-	for done < len(p) {
-		b, err := l.at(off + int64(done))
-		if err != nil {
-			return done, err
-		}
-		done += copy(p[done:], b)
-	}
-	return done, nil
-}
-
-// append adds n bytes from a position to dst, which grows with what arrives and not with n.
-func (l *logReader) append(dst []byte, pos, n int64) ([]byte, error) {
-	for n > 0 {
-		b, err := l.at(pos)
-		if err != nil {
-			return dst, err
-		}
-		b = b[:min(n, int64(len(b)))]
-		dst = append(dst, b...)
-		pos, n = pos+int64(len(b)), n-int64(len(b))
-	}
-	return dst, nil
 }
 
 // forgetBlocks drops the blocks of a range, after their bytes turned out wrong, so that a retry fetches them anew.

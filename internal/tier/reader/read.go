@@ -2,10 +2,8 @@ package reader
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
-	"github.com/varve-io/varve/internal/recordbatch"
 	"github.com/varve-io/varve/internal/remoteformat"
 	"github.com/varve-io/varve/internal/segment"
 	"github.com/varve-io/varve/internal/tier"
@@ -13,7 +11,7 @@ import (
 
 // Result is what Read returns: whole batches with correct checksums.
 type Result struct {
-	Records []byte
+	Records Pieces
 	// FirstOffset is the base offset of the first batch, which may lie below the offset asked for; without
 	// batches it is the offset asked for.
 	FirstOffset int64
@@ -41,7 +39,7 @@ func (r *Reader) Read(ctx context.Context, segs tier.Segments, offset int64, max
 		}
 		full, at, err := r.readSegment(ctx, seg, &res, maxBytes, upTo, minOne)
 		if err != nil {
-			if len(res.Records) > 0 {
+			if res.Records.Size() > 0 {
 				break
 			}
 			return res, err
@@ -51,7 +49,8 @@ func (r *Reader) Read(ctx context.Context, segs tier.Segments, offset int64, max
 			break
 		}
 	}
-	if len(res.Records) > 0 {
+	if res.Records.Size() > 0 {
+		res.Records = res.Records.clipped()
 		r.tails.end(r, segs.Find(offset), res.NextOffset)
 		if sequential {
 			r.ahead(segs, end)
@@ -78,11 +77,10 @@ func (r *Reader) readSegment(ctx context.Context, seg *tier.Segment, res *Result
 			return false, at, err
 		}
 	}
-	if size, to := r.blockSize(m), pos+int64(maxBytes-len(res.Records)); (to-1)/size > pos/size {
+	if size, to := r.blockSize(m), pos+int64(maxBytes-res.Records.Size()); (to-1)/size > pos/size {
 		r.prefetch(seg, m, pos, to) // several blocks at once; the first comes first
 	}
-	w := r.walk(ctx, seg, m, pos)
-	defer func() { w.Release() }() // of the scanner that it has at the end
+	w, have := r.walk(ctx, seg, m, pos), res.Records.Size()
 	for w.Next() {
 		h := w.Header()
 		if h.LastOffset() < res.NextOffset {
@@ -91,19 +89,17 @@ func (r *Reader) readSegment(ctx context.Context, seg *tier.Segment, res *Result
 		if h.NextOffset() > upTo {
 			return true, position{seg, w.Pos()}, nil
 		}
-		if len(res.Records)+h.Size > maxBytes && (len(res.Records) > 0 || !minOne) {
+		if have+h.Size > maxBytes && (have > 0 || !minOne) {
 			return true, position{seg, w.Pos()}, nil
 		}
-		first := len(res.Records) == 0
-		if first {
-			res.Records = make([]byte, 0, max(0, min(int64(maxBytes), m.Size()-w.Pos(), 1<<20)))
-		}
-		if res.Records, err = w.batch(res.Records); err != nil {
+		batch, err := w.Batch()
+		if err != nil {
 			return false, at, err
 		}
-		if first {
+		if have == 0 {
 			res.FirstOffset = h.BaseOffset
 		}
+		res.Records, have = res.Records.join(batch), have+h.Size
 		res.NextOffset = h.NextOffset()
 	}
 	if err := w.err(); err != nil {
@@ -128,88 +124,4 @@ func (r *Reader) floor(ctx context.Context, seg *tier.Segment, m *remoteformat.S
 		return 0, &CorruptError{seg.Object(r.o.Prefix, remoteformat.ObjectIndexes), offset, err}
 	}
 	return p.Position, nil
-}
-
-// walker walks the batches of a segment and checks that their offsets rise within the segment's.
-type walker struct {
-	*segment.Scanner
-	l    *logReader
-	next int64 // least offset that the next batch may have
-	bad  error
-}
-
-func (r *Reader) walk(ctx context.Context, seg *tier.Segment, m *remoteformat.Segment, pos int64) *walker {
-	l := &logReader{ctx: ctx, r: r, seg: seg, m: m}
-	return &walker{Scanner: segment.NewScanner(l, pos, m.Size()), l: l, next: seg.Start}
-}
-
-// Next moves to the next batch; it ends at the end of the segment or with err.
-func (w *walker) Next() bool {
-	if w.bad != nil {
-		return false
-	}
-	if !w.Scanner.Next() {
-		// The scanner reads a little ahead. Where that failed, what lies before the failure is still good.
-		from, to := w.End(), w.l.failedAt
-		if w.Err() == nil || w.l.failed == nil || to <= from {
-			return false
-		}
-		w.Release()
-		w.Scanner = segment.NewScanner(w.l, from, to)
-		if !w.Scanner.Next() {
-			w.bad = w.wrap(w.l.failed)
-			return false
-		}
-	}
-	h := w.Header()
-	if h.BaseOffset < w.next || h.LastOffset() > w.l.seg.End {
-		w.bad = w.corrupt(fmt.Errorf("batch of offsets %d to %d where %d to %d is due", h.BaseOffset, h.LastOffset(), w.next, w.l.seg.End))
-		return false
-	}
-	w.next = h.NextOffset()
-	return true
-}
-
-// batch appends the current batch, whose checksum is right, to dst.
-func (w *walker) batch(dst []byte) ([]byte, error) {
-	h := w.Header()
-	out, err := w.l.append(dst, w.Pos(), int64(h.Size))
-	if err == nil {
-		if err = recordbatch.VerifyCRC(out[len(dst):]); err == nil {
-			return out, nil
-		}
-		err = &segment.CorruptError{Position: w.Pos(), Err: err}
-	}
-	w.next = h.BaseOffset
-	return dst, w.wrap(err)
-}
-
-// err is what ended the walk early.
-func (w *walker) err() error {
-	if w.bad == nil {
-		if w.l.failed != nil {
-			w.bad = w.wrap(w.l.failed)
-		} else {
-			w.bad = w.wrap(w.Err())
-		}
-	}
-	return w.bad
-}
-
-// wrap says in an error about damage from which offset on it matters.
-func (w *walker) wrap(err error) error {
-	if c := (*CorruptError)(nil); errors.As(err, &c) {
-		return &CorruptError{c.Object, w.next, c.Err}
-	}
-	if c := (*segment.CorruptError)(nil); errors.As(err, &c) {
-		return w.corrupt(err)
-	}
-	return err
-}
-
-// corrupt makes the error and drops the cached bytes, which may have been damaged on their way only.
-func (w *walker) corrupt(err error) error {
-	seg, m, r := w.l.seg, w.l.m, w.l.r
-	r.forgetBlocks(seg, m, w.Pos(), min(w.Pos()+recordbatch.HeaderSize+int64(w.Header().Size), m.Size()))
-	return &CorruptError{seg.Object(r.o.Prefix, remoteformat.ObjectLog), w.next, err}
 }

@@ -29,13 +29,13 @@ func TestReadEverything(t *testing.T) {
 				next := int64(0)
 				for next < 300 {
 					res, err := r.Read(t.Context(), w.segs, next, maxBytes, math.MaxInt64, true)
-					if err != nil || res.NextOffset <= next || len(res.Records) == 0 || res.FirstOffset != next {
-						t.Fatalf("at %d: %d bytes to %d, %v", next, len(res.Records), res.NextOffset, err)
+					if err != nil || res.NextOffset <= next || res.Records.Size() == 0 || res.FirstOffset != next {
+						t.Fatalf("at %d: %d bytes to %d, %v", next, res.Records.Size(), res.NextOffset, err)
 					}
-					if len(res.Records) > maxBytes && len(res.Records) > 700 {
-						t.Fatalf("%d bytes instead of %d", len(res.Records), maxBytes)
+					if res.Records.Size() > maxBytes && res.Records.Size() > 700 {
+						t.Fatalf("%d bytes instead of %d", res.Records.Size(), maxBytes)
 					}
-					got, next = append(got, res.Records...), res.NextOffset
+					got, next = res.Records.AppendTo(got), res.NextOffset
 				}
 				if !bytes.Equal(got, w.log) {
 					t.Fatal("bytes differ")
@@ -61,24 +61,24 @@ func TestReadAnywhere(t *testing.T) {
 		if offset >= upTo {
 			want = nil
 		}
-		if !bytes.HasPrefix(want, res.Records) {
+		if !bytes.HasPrefix(want, res.Records.Bytes()) {
 			rt.Fatal("bytes differ")
 		}
-		if len(res.Records) == 0 {
+		if res.Records.Size() == 0 {
 			if len(want) > 0 && minOne {
 				rt.Fatal("nothing, although one batch was due")
 			}
 			return
 		}
-		h, err := recordbatch.ParseHeader(res.Records)
+		h, err := recordbatch.ParseHeader(res.Records.Bytes())
 		if err != nil || h.BaseOffset != res.FirstOffset || res.NextOffset > max(upTo, offset) {
 			rt.Fatalf("%+v %v", res.FirstOffset, err)
 		}
-		if len(res.Records) > maxBytes && (!minOne || len(res.Records) != h.Size) {
+		if res.Records.Size() > maxBytes && (!minOne || res.Records.Size() != h.Size) {
 			rt.Fatal("too much")
 		}
-		if len(res.Records) < len(want) && len(res.Records)+h.Size+40 < maxBytes {
-			rt.Fatalf("only %d bytes of %d, max %d", len(res.Records), len(want), maxBytes)
+		if res.Records.Size() < len(want) && res.Records.Size()+h.Size+40 < maxBytes {
+			rt.Fatalf("only %d bytes of %d, max %d", res.Records.Size(), len(want), maxBytes)
 		}
 	})
 }
@@ -139,7 +139,7 @@ func TestOneFetchForMany(t *testing.T) {
 		for range 50 {
 			go func() {
 				res, err := r.Read(t.Context(), w.segs, 0, 500, math.MaxInt64, true)
-				if err == nil && len(res.Records) == 0 {
+				if err == nil && res.Records.Size() == 0 {
 					err = errors.New("nothing")
 				}
 				results <- err
@@ -203,7 +203,7 @@ func TestFailedReadsAreNotCached(t *testing.T) {
 				t.Errorf("%s of %s: not seen", name, suffix)
 			}
 			res, err := r.Read(t.Context(), w.segs, 55, 1, math.MaxInt64, true)
-			if err != nil || !bytes.Equal(res.Records, w.bytesFrom(t, 55, 60)) {
+			if err != nil || !bytes.Equal(res.Records.Bytes(), w.bytesFrom(t, 55, 60)) {
 				t.Errorf("%s of %s: second read: %v", name, suffix, err)
 			}
 		}
@@ -270,7 +270,7 @@ func TestDamagedObjects(t *testing.T) {
 						if res.NextOffset <= next {
 							t.Fatalf("stays at %d", next)
 						}
-						if c.name != "two batches swapped" && !bytes.Equal(res.Records, w.bytesFrom(t, next, res.NextOffset)) {
+						if c.name != "two batches swapped" && !bytes.Equal(res.Records.Bytes(), w.bytesFrom(t, next, res.NextOffset)) {
 							t.Fatalf("other bytes at %d", next)
 						}
 						next = res.NextOffset
