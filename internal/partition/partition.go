@@ -1,14 +1,16 @@
 // Package partition is one replica of a partition: its log, its role, its high watermark and what the tier holds of it.
 // It answers what may be appended, what may be read, and where reading has to go on; it does not know requests.
 //
-// Concurrency: all methods may be called from any goroutine. One mutex guards the role; the log has its own, which is
-// only ever taken inside it. Waiters are woken outside of both.
+// Concurrency: all methods may be called from any goroutine. One mutex guards the role and orders appends; the log has its
+// own, which is only ever taken inside it. What readers ask for (offsets, leadership, the tier) is published after every
+// change and read without a lock, so that fetches never wait for a write.
 package partition
 
 import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/varve-io/varve/internal/log"
@@ -34,6 +36,8 @@ type Partition struct {
 	id      tp.Partition
 	topicID tp.UUID
 
+	published atomic.Pointer[state]
+
 	mu       sync.Mutex
 	log      *log.Log // nil while offline
 	offline  error
@@ -45,18 +49,48 @@ type Partition struct {
 	watchers map[*Waiter]struct{}
 }
 
+// state is what readers see; it is never changed once published.
+type state struct {
+	log        *log.Log
+	offline    error
+	leader     int32
+	epoch      int32
+	hw, stable int64
+	remote     tier.Segments
+}
+
+// publishLocked makes the present state visible to readers.
+func (p *Partition) publishLocked() {
+	s := &state{log: p.log, offline: p.offline, leader: p.leader, epoch: p.epoch, hw: p.hw, stable: p.hw, remote: p.remote}
+	if p.log != nil {
+		if first, ok := p.log.FirstUnstable(p.hw); ok {
+			s.stable = min(first, p.hw)
+		}
+	}
+	p.published.Store(s)
+}
+
+// unlock publishes and lets go of the lock.
+func (p *Partition) unlock() {
+	p.publishLocked()
+	p.mu.Unlock()
+}
+
 // New returns a replica over an open log. The high watermark starts at hw, clamped to the log, as the checkpoint had it.
 func New(id tp.Partition, topicID tp.UUID, self int32, l *log.Log, hw int64) *Partition {
 	p := &Partition{id: id, topicID: topicID, self: self, log: l, leader: -1, epoch: -1, watchers: map[*Waiter]struct{}{}}
 	o := l.Offsets()
 	p.hw = min(max(hw, o.LocalLogStart), o.End)
 	l.SetHighWatermark(p.hw)
+	p.publishLocked()
 	return p
 }
 
 // Offline returns a replica whose log could not be opened; every use of it answers with the cause.
 func Offline(id tp.Partition, topicID tp.UUID, self int32, cause error) *Partition {
-	return &Partition{id: id, topicID: topicID, self: self, leader: -1, epoch: -1, offline: cause, watchers: map[*Waiter]struct{}{}}
+	p := &Partition{id: id, topicID: topicID, self: self, leader: -1, epoch: -1, offline: cause, watchers: map[*Waiter]struct{}{}}
+	p.publishLocked()
+	return p
 }
 
 // ID names the partition and TopicID its topic's incarnation.
@@ -69,7 +103,7 @@ func (p *Partition) TopicID() tp.UUID { return p.topicID }
 // that it holds.
 func (p *Partition) Lead(leader, epoch int32) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.unlock()
 	if epoch <= p.epoch {
 		return
 	}
@@ -84,15 +118,14 @@ func (p *Partition) Lead(leader, epoch int32) {
 
 // EndOffsetForEpoch answers OffsetForLeaderEpoch (KIP-279): where the records of an epoch end, and which epoch that is.
 func (p *Partition) EndOffsetForEpoch(epoch int32) (int32, int64) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.log == nil {
+	s := p.published.Load()
+	if s.log == nil {
 		return tp.NoEpoch, tp.NoOffset
 	}
-	if epoch == p.epoch {
-		return epoch, p.log.Offsets().End
+	if epoch == s.epoch {
+		return epoch, s.log.Offsets().End
 	}
-	return p.log.EndOffsetForEpoch(epoch)
+	return s.log.EndOffsetForEpoch(epoch)
 }
 
 // fail takes the partition offline for good, until it is opened again.
@@ -111,27 +144,27 @@ func (p *Partition) commit(hw int64) {
 }
 
 // leads checks that this replica leads and is usable. epoch -1 asks for no particular epoch.
-func (p *Partition) leads(epoch int32) error {
-	if p.offline != nil {
-		return fmt.Errorf("%w: %s: %w", ErrOffline, p.id, p.offline)
+func (p *Partition) leads(s *state, epoch int32) error {
+	if s.offline != nil {
+		return fmt.Errorf("%w: %s: %w", ErrOffline, p.id, s.offline)
 	}
-	if p.leader != p.self {
-		return fmt.Errorf("%w: %s is led by %d", ErrNotLeader, p.id, p.leader)
+	if s.leader != p.self {
+		return fmt.Errorf("%w: %s is led by %d", ErrNotLeader, p.id, s.leader)
 	}
 	switch {
-	case epoch < 0 || epoch == p.epoch:
+	case epoch < 0 || epoch == s.epoch:
 		return nil
-	case epoch < p.epoch:
-		return fmt.Errorf("%w: %s is in epoch %d, not %d", ErrFencedEpoch, p.id, p.epoch, epoch)
+	case epoch < s.epoch:
+		return fmt.Errorf("%w: %s is in epoch %d, not %d", ErrFencedEpoch, p.id, s.epoch, epoch)
 	}
-	return fmt.Errorf("%w: %s is in epoch %d, not %d", ErrUnknownEpoch, p.id, p.epoch, epoch)
+	return fmt.Errorf("%w: %s is in epoch %d, not %d", ErrUnknownEpoch, p.id, s.epoch, epoch)
 }
 
 // Append appends batches as leader and stamps them with the leader's epoch. With one replica in sync they are committed
 // at once. internal allows control batches and several batches, for the coordinators.
 func (p *Partition) Append(records []byte, now time.Time, internal bool) (log.AppendResult, error) {
 	p.mu.Lock()
-	if err := p.leads(tp.NoEpoch); err != nil {
+	if err := p.leads(p.published.Load(), tp.NoEpoch); err != nil {
 		p.mu.Unlock()
 		return log.AppendResult{}, err
 	}
@@ -139,7 +172,7 @@ func (p *Partition) Append(records []byte, now time.Time, internal bool) (log.Ap
 	r, err := p.log.AppendAsLeader(log.AppendRequest{Records: records, LeaderEpoch: p.epoch, Now: now, Internal: internal})
 	if err != nil {
 		p.fail(err)
-		p.mu.Unlock()
+		p.unlock()
 		return r, err
 	}
 	o := p.log.Offsets()
@@ -163,50 +196,32 @@ type Offsets struct {
 
 // Offsets returns the marks, and an error if this replica does not lead in epoch (-1 any).
 func (p *Partition) Offsets(epoch int32) (Offsets, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.leads(epoch); err != nil {
-		return Offsets{Leader: p.leader, LeaderEpoch: p.epoch}, err
+	s := p.published.Load()
+	if err := p.leads(s, epoch); err != nil {
+		return Offsets{Leader: s.leader, LeaderEpoch: s.epoch}, err
 	}
-	o := Offsets{Offsets: p.log.Offsets(), HighWatermark: p.hw, LastStable: p.hw, Leader: p.leader, LeaderEpoch: p.epoch, RemoteEnd: p.remote.End()}
-	if first, ok := p.log.FirstUnstable(p.hw); ok {
-		o.LastStable = min(first, p.hw)
-	}
-	return o, nil
+	return Offsets{Offsets: s.log.Offsets(), HighWatermark: s.hw, LastStable: s.stable, Leader: s.leader, LeaderEpoch: s.epoch, RemoteEnd: s.remote.End()}, nil
 }
 
 // Log is the partition's log, nil if it is offline.
-func (p *Partition) Log() *log.Log {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.log
-}
+func (p *Partition) Log() *log.Log { return p.published.Load().log }
 
 // Cause says why the partition is offline, nil if it is not.
-func (p *Partition) Cause() error {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.offline
-}
+func (p *Partition) Cause() error { return p.published.Load().offline }
 
 // Remote is what the tier holds. The value is immutable.
-func (p *Partition) Remote() tier.Segments {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.remote
-}
+func (p *Partition) Remote() tier.Segments { return p.published.Load().remote }
 
 // Leadership is the leader and its epoch.
 func (p *Partition) Leadership() (leader, epoch int32) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.leader, p.epoch
+	s := p.published.Load()
+	return s.leader, s.epoch
 }
 
 // SetRemote takes over what the image says of the tier: what may be deleted locally, and where the log starts.
 func (p *Partition) SetRemote(remote tier.Segments, logStart int64) error {
 	p.mu.Lock()
-	defer p.mu.Unlock()
+	defer p.unlock()
 	p.remote = remote
 	if p.offline != nil {
 		return nil
@@ -223,8 +238,8 @@ func (p *Partition) SetRemote(remote tier.Segments, logStart int64) error {
 // DeleteRecords moves the log start up to offset; -1 means the high watermark. It returns the new log start (KIP-107).
 func (p *Partition) DeleteRecords(offset int64) (int64, error) {
 	p.mu.Lock()
-	defer p.mu.Unlock()
-	if err := p.leads(tp.NoEpoch); err != nil {
+	defer p.unlock()
+	if err := p.leads(p.published.Load(), tp.NoEpoch); err != nil {
 		return tp.NoOffset, err
 	}
 	if offset == -1 {
@@ -254,11 +269,7 @@ func (p *Partition) Close() error {
 }
 
 // HighWatermark is the high watermark, whatever the role.
-func (p *Partition) HighWatermark() int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.hw
-}
+func (p *Partition) HighWatermark() int64 { return p.published.Load().hw }
 
 // Retire stops serving: the partition is about to be deleted. Waiting fetches look again and find that out.
 func (p *Partition) Retire() {
@@ -289,8 +300,9 @@ func (p *Partition) Unwatch(w *Waiter) {
 	p.mu.Unlock()
 }
 
-// notifyAndUnlock signals the watchers. Sending to a channel with room never waits, so it may happen under the lock.
+// notifyAndUnlock publishes and signals the watchers. Sending to a channel with room never waits, so it may happen under the lock.
 func (p *Partition) notifyAndUnlock() {
+	p.publishLocked()
 	for w := range p.watchers {
 		select {
 		case w.C <- struct{}{}:
