@@ -461,7 +461,7 @@ func uploadSection(b *bench) error {
 	if err != nil {
 		return err
 	}
-	var plain, ours, quiet, busy []float64
+	var plain, ours, quiet, beside, busy []float64
 	for i := -1; i < b.rounds; i++ {
 		topic := b.topic()
 		configs := map[string]string{"remote.log.copy.disable": "true"}
@@ -486,6 +486,28 @@ func uploadSection(b *bench) error {
 		}
 		calm, err := b.produce(v, side, "all", b.n(5000), size, 5000)
 		if err != nil {
+			return err
+		}
+		// What another program's upload of the same kind does to the latency: the store shares cores and disk.
+		foreign := make(chan error, 1)
+		stop := make(chan struct{})
+		go func() {
+			for {
+				if _, err := b.plainUpload(raw); err != nil {
+					foreign <- err
+					return
+				}
+				select {
+				case <-stop:
+					foreign <- nil
+					return
+				default:
+				}
+			}
+		}()
+		near, err := b.produce(v, side, "all", b.n(5000), size, 5000)
+		close(stop)
+		if err := errors.Join(err, <-foreign); err != nil {
 			return err
 		}
 		before, err := b.remoteBytes(v, topic)
@@ -518,13 +540,14 @@ func uploadSection(b *bench) error {
 		if i < 0 {
 			continue
 		}
-		plain, ours, quiet, busy = append(plain, p), append(ours, bytes/1e6/took), append(quiet, calm.p99), append(busy, l.p99)
+		plain, ours, quiet, beside, busy = append(plain, p), append(ours, bytes/1e6/took), append(quiet, calm.p99), append(beside, near.p99), append(busy, l.p99)
 	}
 	b.add(row{section: section, what: "plain multipart upload of 64 MiB objects (minio-go)", unit: "MB/s", varve: plain})
 	b.add(row{section: section, what: "segments of one partition", unit: "MB/s", varve: ours, target: "≥ 70 % of the plain upload"})
 	b.add(row{section: section, what: "produce p99 at 5,000/s, no upload", unit: "ms", varve: quiet, lowerIsBetter: true})
+	b.add(row{section: section, what: "produce p99 at 5,000/s, while another program uploads", unit: "ms", varve: beside, lowerIsBetter: true})
 	b.add(row{section: section, what: "produce p99 at 5,000/s, during the upload", unit: "ms", varve: busy, lowerIsBetter: true, target: "≤ 2× without"})
-	b.note("Upload: %.0f %% of the plain multipart upload; produce p99 %.1f× that without an upload.", 100*median(ours)/median(plain), median(busy)/median(quiet))
+	b.note("Upload: %.0f %% of the plain multipart upload; produce p99 %.1f× that without an upload, and %.1f× that beside another program's upload (store, client and broker share the cores).", 100*median(ours)/median(plain), median(busy)/median(quiet), median(busy)/median(beside))
 	return end(v, store)
 }
 
