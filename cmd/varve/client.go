@@ -104,6 +104,31 @@ func bytesText(n int64) string {
 	return fmt.Sprintf("%.1f %s", f, units[i])
 }
 
+// someArgs wants at least one of what.
+func someArgs(what string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		if len(args) == 0 {
+			return usageError{fmt.Errorf("want at least one %s", what)}
+		}
+		return nil
+	}
+}
+
+// printDeleted tells of each name whether it went, and returns what failed.
+func (c *connection) printDeleted(cmd *cobra.Command, names []string, failure func(name string) error) error {
+	var failed error
+	for _, name := range names {
+		if err := failure(name); err != nil {
+			failed = errors.Join(failed, fmt.Errorf("%s: %w", name, err))
+			continue
+		}
+		if err := c.print(cmd, map[string]any{"deleted": name}, func(w io.Writer) { fmt.Fprintf(w, "deleted %s\n", name) }); err != nil {
+			return err
+		}
+	}
+	return failed
+}
+
 // pairs reads KEY=VALUE flags.
 func pairs(list []string) (map[string]*string, error) {
 	out := map[string]*string{}

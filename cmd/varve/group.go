@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"strings"
@@ -206,12 +205,7 @@ func refuseActive(ctx context.Context, adm *kadm.Client, group string) error {
 func groupDelete(c *connection) *cobra.Command {
 	return &cobra.Command{
 		Use: "delete GROUP…", Short: "Delete groups and their offsets", Example: "  varve group delete billing",
-		Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return usageError{errors.New("want at least one group")}
-			}
-			return nil
-		},
+		Args: someArgs("group"),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			adm, err := c.admin(cmd.Context())
 			if err != nil {
@@ -222,17 +216,7 @@ func groupDelete(c *connection) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var failed error
-			for _, name := range args {
-				if r := results[name]; r.Err != nil {
-					failed = errors.Join(failed, fmt.Errorf("%s: %w", name, r.Err))
-					continue
-				}
-				if err := c.print(cmd, map[string]any{"deleted": name}, func(w io.Writer) { fmt.Fprintf(w, "deleted %s\n", name) }); err != nil {
-					return err
-				}
-			}
-			return failed
+			return c.printDeleted(cmd, args, func(name string) error { return results[name].Err })
 		},
 	}
 }

@@ -295,12 +295,7 @@ func topicGrow(c *connection) *cobra.Command {
 
 func topicDelete(c *connection) *cobra.Command {
 	return &cobra.Command{
-		Use: "delete NAME…", Short: "Delete topics, their records in the bucket included", Args: func(_ *cobra.Command, args []string) error {
-			if len(args) == 0 {
-				return usageError{errors.New("want at least one topic name")}
-			}
-			return nil
-		},
+		Use: "delete NAME…", Short: "Delete topics, their records in the bucket included", Args: someArgs("topic name"),
 		Example: "  varve topic delete orders",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			adm, err := c.admin(cmd.Context())
@@ -312,18 +307,12 @@ func topicDelete(c *connection) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			var failed error
-			for _, name := range args {
-				r := results[name]
-				if r.Err != nil {
-					failed = errors.Join(failed, fmt.Errorf("%s: %w", name, said(r.Err, r.ErrMessage)))
-					continue
+			return c.printDeleted(cmd, args, func(name string) error {
+				if r := results[name]; r.Err != nil {
+					return said(r.Err, r.ErrMessage)
 				}
-				if err := c.print(cmd, map[string]any{"deleted": name}, func(w io.Writer) { fmt.Fprintf(w, "deleted %s\n", name) }); err != nil {
-					return err
-				}
-			}
-			return failed
+				return nil
+			})
 		},
 	}
 }

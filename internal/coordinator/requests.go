@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/group"
 )
 
@@ -184,18 +185,10 @@ func (gs *Groups) Describe(groupID string) (group.Description, error) {
 	defer s.mu.Unlock()
 	h := s.group(groupID, false)
 	if h == nil {
-		return group.Description{State: group.Dead}, fmt.Errorf("Group %s not found.%w", groupID, quiet(group.ErrNotFound))
+		return group.Description{State: group.Dead}, &controller.Error{Kind: group.ErrNotFound, Message: fmt.Sprintf("Group %s not found.", groupID)}
 	}
 	return h.Describe(), nil
 }
-
-// quiet wraps a sentinel without its text, for messages that Kafka words itself.
-func quiet(err error) error { return silent{err} }
-
-type silent struct{ error }
-
-func (silent) Error() string   { return "" }
-func (s silent) Unwrap() error { return s.error }
 
 // Listed is one group of List.
 type Listed struct {

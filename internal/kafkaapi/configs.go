@@ -102,7 +102,7 @@ func (a *API) describeResource(img *metadata.Image, rr kmsg.DescribeConfigsReque
 			return nil, err
 		}
 		if id != a.NodeID {
-			return nil, fmt.Errorf("Unexpected broker id, expected %d or empty string, but received %s%w", a.NodeID, rr.ResourceName, silently(errInvalidRequest))
+			return nil, refuse(errInvalidRequest, "Unexpected broker id, expected %d or empty string, but received %s", a.NodeID, rr.ResourceName)
 		}
 		static := map[string]string{}
 		for _, name := range broker.Explicit() {
@@ -119,7 +119,7 @@ func (a *API) describeResource(img *metadata.Image, rr kmsg.DescribeConfigsReque
 		}
 		return list, nil
 	}
-	return nil, fmt.Errorf("Unsupported resource type: %d%w", rr.ResourceType, silently(errInvalidRequest))
+	return nil, refuse(errInvalidRequest, "Unsupported resource type: %d", rr.ResourceType)
 }
 
 func (a *API) configEntry(req *kmsg.DescribeConfigsRequest, d described) kmsg.DescribeConfigsResponseResourceConfig {
@@ -154,7 +154,7 @@ func (a *API) configEntry(req *kmsg.DescribeConfigsRequest, d described) kmsg.De
 func brokerID(name string) (int32, error) {
 	id, err := strconv.ParseInt(name, 10, 32)
 	if err != nil {
-		return 0, fmt.Errorf("Broker id must be an integer, but it is: %s%w", name, silently(errInvalidRequest))
+		return 0, refuse(errInvalidRequest, "Broker id must be an integer, but it is: %s", name)
 	}
 	return int32(id), nil
 }
@@ -188,7 +188,7 @@ func (a *API) alterResource(ctx context.Context, r resource, incremental []contr
 				records, err = controller.ReplaceBroker(img, env, id, replace)
 			}
 		default:
-			err = fmt.Errorf("Unsupported resource type: %d%w", r.kind, silently(errInvalidRequest))
+			err = refuse(errInvalidRequest, "Unsupported resource type: %d", r.kind)
 		}
 		if validateOnly {
 			records = nil
@@ -197,7 +197,7 @@ func (a *API) alterResource(ctx context.Context, r resource, incremental []contr
 	})
 }
 
-var errTwice = fmt.Errorf("Each resource must appear at most once.%w", silently(errInvalidRequest))
+var errTwice = refuse(errInvalidRequest, "Each resource must appear at most once.")
 
 // incrementalAlterConfigs serves IncrementalAlterConfigs (KIP-339).
 func (a *API) incrementalAlterConfigs(ctx context.Context, _ *call, req *kmsg.IncrementalAlterConfigsRequest) *kmsg.IncrementalAlterConfigsResponse {
@@ -250,10 +250,10 @@ func replacement(configs []kmsg.AlterConfigsRequestResourceConfig) (map[string]s
 	out := map[string]string{}
 	for _, c := range configs {
 		if c.Value == nil {
-			return nil, fmt.Errorf("Null value not supported for : %s%w", c.Name, silently(errInvalidRequest))
+			return nil, refuse(errInvalidRequest, "Null value not supported for : %s", c.Name)
 		}
 		if _, twice := out[c.Name]; twice {
-			return nil, fmt.Errorf("Error due to duplicate config keys%w", silently(errInvalidRequest))
+			return nil, refuse(errInvalidRequest, "Error due to duplicate config keys")
 		}
 		out[c.Name] = *c.Value
 	}

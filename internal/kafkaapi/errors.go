@@ -3,6 +3,7 @@ package kafkaapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"syscall"
 
@@ -129,6 +130,11 @@ func code(err error) int16 {
 		return kerr.KafkaStorageError.Code
 	}
 	return kerr.UnknownServerError.Code
+}
+
+// refuse is an error of the table with a text of its own, Kafka's where Kafka has one.
+func refuse(kind error, format string, args ...any) error {
+	return &controller.Error{Kind: kind, Message: fmt.Sprintf(format, args...)}
 }
 
 // message is the text beside a code, nil without an error.

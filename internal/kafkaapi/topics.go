@@ -3,7 +3,6 @@ package kafkaapi
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -20,20 +19,30 @@ func within(ctx context.Context, ms int32) (context.Context, context.CancelFunc)
 	return context.WithTimeout(ctx, time.Duration(max(ms, 1000))*time.Millisecond)
 }
 
+// namedTwice refuses every one of n topics whose name another one bears too.
+func namedTwice(n int, name func(int) string) []error {
+	count := map[string]int{}
+	for i := range n {
+		count[name(i)]++
+	}
+	errs := make([]error, n)
+	for i := range n {
+		if count[name(i)] > 1 {
+			errs[i] = refuse(errInvalidRequest, "Duplicate topic name.")
+		}
+	}
+	return errs
+}
+
 // createTopics serves CreateTopics (KIP-4, KIP-525).
 func (a *API) createTopics(ctx context.Context, _ *call, req *kmsg.CreateTopicsRequest) *kmsg.CreateTopicsResponse {
 	resp := respond[*kmsg.CreateTopicsResponse](req)
-	seen := map[string]int{}
-	for i := range req.Topics {
-		seen[req.Topics[i].Topic]++
-	}
-	errs := make([]error, len(req.Topics))
+	errs := namedTwice(len(req.Topics), func(i int) string { return req.Topics[i].Topic })
 	var asked []controller.NewTopic
 	var at []int
 	for i := range req.Topics {
 		rt := &req.Topics[i]
-		if seen[rt.Topic] > 1 {
-			errs[i] = fmt.Errorf("Duplicate topic name.%w", silently(errInvalidRequest))
+		if errs[i] != nil {
 			continue
 		}
 		t, err := newTopic(rt)
@@ -84,10 +93,10 @@ func newTopic(rt *kmsg.CreateTopicsRequestTopic) (controller.NewTopic, error) {
 	t := controller.NewTopic{Name: rt.Topic, Partitions: rt.NumPartitions, ReplicationFactor: rt.ReplicationFactor, Configs: map[string]string{}}
 	for _, c := range rt.Configs {
 		if c.Value == nil {
-			return t, fmt.Errorf("Null value not supported for topic configs: %s%w", c.Name, silently(controller.ErrInvalidConfig))
+			return t, refuse(controller.ErrInvalidConfig, "Null value not supported for topic configs: %s", c.Name)
 		}
 		if _, twice := t.Configs[c.Name]; twice {
-			return t, fmt.Errorf("The config %s is given twice.%w", c.Name, silently(errInvalidRequest))
+			return t, refuse(errInvalidRequest, "The config %s is given twice.", c.Name)
 		}
 		t.Configs[c.Name] = *c.Value
 	}
@@ -96,20 +105,12 @@ func newTopic(rt *kmsg.CreateTopicsRequestTopic) (controller.NewTopic, error) {
 			t.Assignments = map[int32][]int32{}
 		}
 		if _, twice := t.Assignments[r.Partition]; twice {
-			return t, fmt.Errorf("Found multiple manual partition assignments for partition %d%w", r.Partition, silently(controller.ErrInvalidAssignment))
+			return t, refuse(controller.ErrInvalidAssignment, "Found multiple manual partition assignments for partition %d", r.Partition)
 		}
 		t.Assignments[r.Partition] = r.Replicas
 	}
 	return t, nil
 }
-
-// silently wraps an error of the table without its text, for messages that are Kafka's own.
-func silently(err error) error { return silent{err} }
-
-type silent struct{ error }
-
-func (silent) Error() string   { return "" }
-func (s silent) Unwrap() error { return s.error }
 
 // internalTopic describes one of the cluster's own topics as Kafka makes them.
 func (a *API) internalTopic(name string) controller.NewTopic {
@@ -138,13 +139,13 @@ func (a *API) deleteTopics(ctx context.Context, _ *call, req *kmsg.DeleteTopicsR
 	for i, t := range topics {
 		switch {
 		case t.Topic != nil && t.TopicID != [16]byte{}:
-			errs[i] = fmt.Errorf("Topic name and id are both given.%w", silently(errInvalidRequest))
+			errs[i] = refuse(errInvalidRequest, "Topic name and id are both given.")
 		case t.Topic != nil:
 			if known, ok := img.Topics[*t.Topic]; ok {
 				topics[i].TopicID = known.ID
 				ids, at = append(ids, known.ID), append(at, i)
 			} else {
-				errs[i] = fmt.Errorf("This server does not host this topic-partition.%w", silently(errUnknownTopic))
+				errs[i] = refuse(errUnknownTopic, "This server does not host this topic-partition.")
 			}
 		default:
 			if known, ok := img.TopicsByID[tp.UUID(t.TopicID)]; ok {
@@ -181,17 +182,12 @@ func (a *API) deleteTopics(ctx context.Context, _ *call, req *kmsg.DeleteTopicsR
 // createPartitions serves CreatePartitions (KIP-195).
 func (a *API) createPartitions(ctx context.Context, _ *call, req *kmsg.CreatePartitionsRequest) *kmsg.CreatePartitionsResponse {
 	resp := respond[*kmsg.CreatePartitionsResponse](req)
-	seen := map[string]int{}
-	for i := range req.Topics {
-		seen[req.Topics[i].Topic]++
-	}
-	errs := make([]error, len(req.Topics))
+	errs := namedTwice(len(req.Topics), func(i int) string { return req.Topics[i].Topic })
 	var asked []controller.NewPartitions
 	var at []int
 	for i := range req.Topics {
 		rt := &req.Topics[i]
-		if seen[rt.Topic] > 1 {
-			errs[i] = fmt.Errorf("Duplicate topic name.%w", silently(errInvalidRequest))
+		if errs[i] != nil {
 			continue
 		}
 		n := controller.NewPartitions{Topic: rt.Topic, Count: rt.Count}
