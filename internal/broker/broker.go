@@ -298,7 +298,8 @@ func (b *broker) assemble() error {
 		Validity: b.deleteDelay(), Located: b.metrics.Located, TierFailed: b.tierFailed, Stopping: b.stopping}
 	services := kafkaapi.Services{NodeID: b.self, Image: b.quorum.Image, Config: b.config, Control: b.control, ProducerIDs: control.NewProducerIDs(b.control),
 		Replicas: b.replicas, Fetch: fetcher, Groups: b.groups, LogDir: b.dir.path, DiskUsage: diskUsage(b.dir.path), Log: b.log, Metrics: b.metrics,
-		DirectFetch: b.tier != nil && b.static.Bool("varve.direct.fetch.enable")}
+		// Without a delay a place could be gone before its reader gets there.
+		DirectFetch: b.tier != nil && b.static.Bool("varve.direct.fetch.enable") && b.deleteDelay() > 0}
 	if b.tier != nil {
 		fetcher.Tier, fetcher.KeyPrefix = b.tier.reader, b.static.Get("rsm.config.key.prefix")
 		services.TierLookup, services.TierLag = b.tier.reader, b.tier.service.Lag

@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 
 // fast makes the broker's clocks quick and its tier eager.
 var fast = []string{"remote.log.manager.task.interval.ms=100", "log.retention.check.interval.ms=100", "log.initial.task.delay.ms=0", "group.initial.rebalance.delay.ms=0",
-	"varve.remote.delete.delay.ms=0", "offsets.topic.num.partitions=4"}
+	"varve.remote.delete.delay.ms=1000", "offsets.topic.num.partitions=4"}
 
 // node is one server of a test.
 type node struct {

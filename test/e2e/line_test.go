@@ -45,9 +45,25 @@ func (n *node) tiered(topic string) tierState {
 	return s
 }
 
-// wholeLine produces, waits for the tier, and reads everything back, before and after a restart.
-func wholeLine(t *testing.T, sets ...string) *node {
+// wholeLine produces, waits for the tier, and reads everything back through the broker and straight from the bucket, before
+// and after a restart. store are the flags that name the bucket to the tools; none for the one in the data directory.
+func wholeLine(t *testing.T, store []string, sets ...string) *node {
 	n := newNode(t, sets...)
+	if store == nil {
+		store = []string{"--bucket", filepath.Join(n.dir, "bucket")}
+	}
+	directly := func() {
+		t.Helper()
+		out, code := n.varve(append([]string{"verify", "line", "-b", n.address()}, store...)...)
+		if code != 0 || !strings.Contains(out, "5000 records are the same both ways") || strings.Contains(out, "fallbacks") || strings.Contains(out, "0 requests") {
+			t.Fatalf("verify: exit %d: %s", code, out)
+		}
+		out, code = n.varve(append([]string{"consume", "line", "--until", "end", "--direct", "-f", `%o\n`, "-b", n.address()}, store...)...)
+		lines := strings.Split(strings.TrimSpace(out), "\n")
+		if code != 0 || len(lines) != 5001 || lines[0] != "0" && lines[1] != "0" {
+			t.Fatalf("consume --direct: exit %d, %d lines: %.200s", code, len(lines), out)
+		}
+	}
 	n.start()
 	n.createTopic("line", 1, tieredConfig...)
 	produce(t, n.client(kgo.RecordPartitioner(kgo.ManualPartitioner())), "line", 0, 5000)
@@ -56,17 +72,19 @@ func wholeLine(t *testing.T, sets ...string) *node {
 		t.Fatalf("%+v", s)
 	}
 	readAll(t, n, "line", 5000)
+	directly()
 	n.stop()
 	if !strings.Contains(n.log(), "stopped cleanly") {
 		t.Error("no word of a clean stop")
 	}
 	n.start()
 	readAll(t, n, "line", 5000)
+	directly()
 	return n
 }
 
 func TestWholeLineOverADirectory(t *testing.T) {
-	n := wholeLine(t)
+	n := wholeLine(t, nil)
 	logs, err := filepath.Glob(filepath.Join(n.dir, "bucket", "line-*", "0", "*.rsm-manifest"))
 	if err != nil || len(logs) < 5 {
 		t.Fatal(logs, err)
@@ -91,15 +109,15 @@ func TestWholeLineOverADirectory(t *testing.T) {
 
 func TestWholeLineOverS3(t *testing.T) {
 	s3 := s3test.Start(t)
-	wholeLine(t, "varve.bucket="+s3.URL(), "varve.bucket.access.key="+s3.AccessKey, "varve.bucket.secret.key="+s3.SecretKey, "rsm.config.key.prefix=some/prefix-")
+	wholeLine(t, []string{"--bucket", s3.URL(), "--access-key", s3.AccessKey, "--secret-key", s3.SecretKey}, "varve.bucket="+s3.URL(), "varve.bucket.access.key="+s3.AccessKey, "varve.bucket.secret.key="+s3.SecretKey, "rsm.config.key.prefix=some/prefix-")
 }
 
 func TestCompressedObjects(t *testing.T) {
-	wholeLine(t, "rsm.config.compression.enabled=true", "rsm.config.chunk.size=4096")
+	wholeLine(t, nil, "rsm.config.compression.enabled=true", "rsm.config.chunk.size=4096")
 }
 
 func TestDeletedTopicLeavesNothingInTheBucket(t *testing.T) {
-	n := wholeLine(t)
+	n := wholeLine(t, nil)
 	if out, code := n.varve("topic", "delete", "line", "-b", n.address()); code != 0 {
 		t.Fatal(out)
 	}
@@ -129,7 +147,7 @@ func TestRemoteRetention(t *testing.T) {
 }
 
 func TestLeavingTheTier(t *testing.T) {
-	n := wholeLine(t)
+	n := wholeLine(t, nil)
 	out, code := n.varve("topic", "alter", "line", "--set", "remote.storage.enable=false", "-b", n.address())
 	if code != 1 || !strings.Contains(out, "remote.log.delete.on.disable=true") {
 		t.Fatalf("exit %d: %s", code, out)
