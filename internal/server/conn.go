@@ -24,10 +24,11 @@ type conn struct {
 	queue   chan wire.Finish
 	pending atomic.Int64
 	drained atomic.Bool
+	cancel  context.CancelFunc // ends what its requests wait for
 }
 
-func newConn(s *Server, listener string, nc net.Conn) *conn {
-	return &conn{server: s, nc: nc, queue: make(chan wire.Finish, InFlightMax),
+func newConn(s *Server, listener string, nc net.Conn, cancel context.CancelFunc) *conn {
+	return &conn{server: s, nc: nc, cancel: cancel, queue: make(chan wire.Finish, InFlightMax),
 		peer: &wire.Peer{Listener: listener, Local: nc.LocalAddr(), Remote: nc.RemoteAddr()}}
 }
 
@@ -39,18 +40,17 @@ func (c *conn) drain() {
 
 func (c *conn) abort() {
 	c.drained.Store(true)
+	c.cancel()
 	c.nc.Close()
 }
 
 // run serves the connection until it ends and returns why, nil if that was ordinary.
 func (c *conn) run(ctx context.Context) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
 	written := make(chan error, 1)
 	go func() {
 		err := c.write(ctx)
 		// The reader must not go on for a writer that is gone; and nobody will wait for what is still queued.
-		cancel()
+		c.cancel()
 		c.nc.Close()
 		for range c.queue {
 			c.pending.Add(-1)
@@ -61,7 +61,7 @@ func (c *conn) run(ctx context.Context) error {
 	close(c.queue)
 	if readErr != nil {
 		// A peer that sends garbage gets no more answers.
-		cancel()
+		c.cancel()
 		c.nc.Close()
 	}
 	writeErr := <-written
@@ -87,9 +87,8 @@ func (c *conn) read(ctx context.Context) (err error) {
 			return err
 		}
 		first = false
-		frame, release := c.buffer(in, size)
-		if _, err := io.ReadFull(in, frame); err != nil {
-			release()
+		frame, release, err := readFrame(in, size)
+		if err != nil {
 			return c.ended(err)
 		}
 		finish, err := c.server.handler.Start(ctx, c.peer, frame)
@@ -114,6 +113,9 @@ func (c *conn) nextSize(in *bufio.Reader, first bool) (int, error) {
 	for {
 		if !c.drained.Load() {
 			c.nc.SetReadDeadline(time.Now().Add(c.server.limits.Idle))
+			if c.drained.Load() { // just now, and the line above may have undone its deadline
+				c.nc.SetReadDeadline(time.Unix(1, 0))
+			}
 		}
 		head, err := in.Peek(4)
 		if err == nil {
@@ -124,7 +126,7 @@ func (c *conn) nextSize(in *bufio.Reader, first bool) (int, error) {
 			}
 			size := int32(binary.BigEndian.Uint32(head))
 			if size <= 0 || int(size) > c.server.limits.FrameMax {
-				return -1, fmt.Errorf("frame of %d bytes, socket.request.max.bytes is %d", size, c.server.limits.FrameMax)
+				return -1, fmt.Errorf("%w of %d bytes, socket.request.max.bytes is %d", errFrame, size, c.server.limits.FrameMax)
 			}
 			in.Discard(4)
 			return int(size), nil
@@ -148,18 +150,6 @@ func (c *conn) ended(err error) error {
 		return nil // the peer went away in the middle of a frame: its loss
 	}
 	return err
-}
-
-const produceKey = 0
-
-// buffer gives a frame of size bytes, pooled for Produce, whose frames are large, many, and done with when Start returns.
-// Memory is only taken for bytes that have a chance to come: the caller has checked size against the limit.
-func (c *conn) buffer(in *bufio.Reader, size int) ([]byte, func()) {
-	if key, err := in.Peek(2); size >= pooledMin && err == nil && binary.BigEndian.Uint16(key) == produceKey {
-		b := takeBuffer(size)
-		return b[:size], func() { returnBuffer(b) }
-	}
-	return make([]byte, size), func() {}
 }
 
 // write finishes requests in order and writes their replies.

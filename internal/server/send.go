@@ -2,11 +2,10 @@ package server
 
 import (
 	"errors"
+	"fmt"
 	"io"
-	"math/bits"
 	"net"
 	"os"
-	"sync"
 	"syscall"
 	"time"
 
@@ -56,8 +55,11 @@ func (c *conn) send(r wire.Reply) error {
 		// Large sections of files without sendfile are copied through a bounded buffer.
 		for pos, left := chunk.Pos, chunk.Len; left > 0; {
 			b := make([]byte, min(left, 1<<20))
-			if _, err := chunk.File.ReadAt(b, pos); err != nil && !errors.Is(err, io.EOF) {
-				return err
+			if n, err := chunk.File.ReadAt(b, pos); n < len(b) {
+				if err == nil || errors.Is(err, io.EOF) {
+					err = io.ErrUnexpectedEOF // the file is shorter than promised
+				}
+				return fmt.Errorf("read records for an answer: %w", err)
 			}
 			gather = append(gather, b)
 			pos, left = pos+int64(len(b)), left-int64(len(b))
@@ -108,22 +110,4 @@ func sendfile(tcp *net.TCPConn, file *os.File, pos, n int64) error {
 
 func isReset(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
-}
-
-// Frames of Produce requests come from pools by power of two.
-const pooledMin = 16 << 10
-
-var pools [32]sync.Pool
-
-func takeBuffer(size int) []byte {
-	class := bits.Len(uint(size - 1))
-	if b, ok := pools[class].Get().(*[]byte); ok {
-		return *b
-	}
-	return make([]byte, 1<<class)
-}
-
-func returnBuffer(b []byte) {
-	b = b[:cap(b)]
-	pools[bits.Len(uint(len(b)-1))].Put(&b)
 }

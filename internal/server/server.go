@@ -131,7 +131,9 @@ func (s *Server) CloseAll() {
 }
 
 func (s *Server) serve(ctx context.Context, name string, nc net.Conn) {
-	c := newConn(s, name, nc)
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	c := newConn(s, name, nc, cancel)
 	s.mu.Lock()
 	s.conns[c] = struct{}{}
 	if s.draining {
@@ -143,7 +145,7 @@ func (s *Server) serve(ctx context.Context, name string, nc net.Conn) {
 		delete(s.conns, c)
 		s.mu.Unlock()
 	}()
-	if err := c.run(ctx); err != nil && s.peers.allow(c.peer.Host()+err.Error(), time.Now()) {
+	if err := c.run(ctx); err != nil && s.peers.allow(c.peer.Host()+cause(err), time.Now()) {
 		s.log.Warn("connection closed", "peer", nc.RemoteAddr().String(), "listener", name, "cause", err)
 	}
 }
@@ -151,6 +153,19 @@ func (s *Server) serve(ctx context.Context, name string, nc net.Conn) {
 func temporary(err error) bool {
 	var ne net.Error
 	return errors.As(err, &ne) && !errors.Is(err, net.ErrClosed)
+}
+
+// errFrame is a size that no request has.
+var errFrame = errors.New("frame")
+
+// cause is what errors have in common that differ only in what a peer sent: one line about it is enough.
+func cause(err error) string {
+	for _, kind := range []error{errFrame, wire.ErrMalformed} {
+		if errors.Is(err, kind) {
+			return kind.Error()
+		}
+	}
+	return err.Error()
 }
 
 // perPeer lets one line per peer and cause through in a minute.
