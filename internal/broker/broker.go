@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -78,9 +79,11 @@ type broker struct {
 	server   *server.Server
 
 	applied atomic.Pointer[metadata.Image] // what the partitions live by
-	wake    chan struct{}                  // reconcile looks again
 	changed atomic.Pointer[chan struct{}]  // closed when applied moves on
 	epoch   int64                          // broker epoch of this run
+
+	restored chan restoredLog // logs that continue behind the tier's end, for watch to put into service
+	restores sync.WaitGroup
 
 	stopping chan struct{} // closed when no more requests are read
 }
@@ -202,7 +205,11 @@ func (b *broker) stop(stopServing func(), served func() error, stopAll func(), e
 	err := served()
 	stopAll()
 	done := make(chan error, 1)
-	go func() { done <- ended() }()
+	go func() {
+		err := ended()
+		b.restores.Wait()
+		done <- err
+	}()
 	select {
 	case e := <-done:
 		err = errors.Join(err, ignoreCancel(e))
@@ -283,7 +290,7 @@ func (b *broker) assemble() error {
 	if b.metrics, err = kafkaapi.NewMetrics(b.registry); err != nil {
 		return err
 	}
-	b.wake, b.stopping = make(chan struct{}, 1), make(chan struct{})
+	b.restored, b.stopping = make(chan restoredLog), make(chan struct{})
 	first := make(chan struct{})
 	b.changed.Store(&first)
 	b.applied.Store(metadata.Empty())
@@ -361,6 +368,13 @@ func (b *broker) begin(ctx context.Context) error {
 	b.notReady("opening partitions")
 	start := time.Now()
 	img := b.quorum.Image()
+	if b.tier == nil {
+		for _, name := range img.TopicNames() {
+			if img.Topics[name].Configs["remote.storage.enable"] == "true" {
+				return fmt.Errorf("topic %s is tiered, but remote.log.storage.system.enable is false: take the topic out of the tier first, or turn the tier on", name)
+			}
+		}
+	}
 	if err := b.dir.strays(func(p tp.Partition) bool { _, _, ok := img.Partition(p); return ok }, b.log); err != nil {
 		return err
 	}

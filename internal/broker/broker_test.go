@@ -17,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"golang.org/x/time/rate"
 
 	"github.com/varve-io/varve/internal/config"
 	"github.com/varve-io/varve/internal/metadata"
@@ -284,6 +285,33 @@ func TestGroupsSurviveARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	consume(r, "3")
+}
+
+func TestTierCannotBeTurnedOffUnderTieredTopics(t *testing.T) {
+	dir := t.TempDir()
+	r := run(t, dir)
+	r.topic("t", "remote.storage.enable=true")
+	r.stop()
+	values, err := config.Broker.NewValues(map[string]string{"listeners": "PLAINTEXT://127.0.0.1:0", "log.dir": dir, "remote.log.storage.system.enable": "false"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = Run(context.Background(), Options{Config: values, Logger: slog.New(slog.DiscardHandler)})
+	if err == nil || !strings.Contains(err.Error(), "topic t is tiered") {
+		t.Fatal(err)
+	}
+}
+
+func TestQuotasOfTheTierChangeWhileRunning(t *testing.T) {
+	parts := &tierParts{copy: rate.NewLimiter(rate.Inf, burst), fetch: rate.NewLimiter(rate.Inf, burst)}
+	values, err := config.Broker.NewValues(map[string]string{"remote.log.manager.copy.max.bytes.per.second": "1000"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	parts.limit(values)
+	if parts.copy.Limit() != 1000 || parts.fetch.Limit() != rate.Inf {
+		t.Fatal(parts.copy.Limit(), parts.fetch.Limit())
+	}
 }
 
 func TestReconcile(t *testing.T) {

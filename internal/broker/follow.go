@@ -28,6 +28,8 @@ func (b *broker) watch(ctx context.Context) error {
 		b.follow(ctx)
 		select {
 		case <-changed:
+		case r := <-b.restored:
+			b.finishRestore(r)
 		case <-ctx.Done():
 			return nil
 		}
@@ -92,7 +94,7 @@ func (b *broker) follow(ctx context.Context) {
 			continue
 		}
 		group.Go(func() error {
-			b.open(t, values[t.id.Topic])
+			b.open(ctx, t, values[t.id.Topic])
 			return nil
 		})
 	}
@@ -106,7 +108,7 @@ func (b *broker) follow(ctx context.Context) {
 }
 
 // open opens a partition's log and starts to lead or follow. A log that cannot be opened leaves the partition offline.
-func (b *broker) open(t target, v config.Values) {
+func (b *broker) open(ctx context.Context, t target, v config.Values) {
 	dir := filepath.Join(b.dir.path, t.id.String())
 	start := b.dir.starts[t.id]
 	l, err := log.Open(log.Options{FS: b.dir.fs, Dir: dir, Partition: t.id, TopicID: t.topic.ID, Config: logConfig(v, b.config().Int64("producer.id.expiration.ms")),
@@ -119,6 +121,15 @@ func (b *broker) open(t target, v config.Values) {
 	if r := l.Recovery(); r.TornBytes > 0 || r.IndexesRebuilt > 0 {
 		b.log.Warn("log was recovered", "partition", t.id.String(), "torn bytes cut", r.TornBytes, "segments scanned", r.SegmentsScanned, "indexes rebuilt", r.IndexesRebuilt, "cause", r.Cause)
 	}
+	if end := t.state.Remote.End(); end >= l.Offsets().End && b.tier != nil {
+		b.restore(ctx, l, t)
+		return
+	}
+	b.host(l, t, v)
+}
+
+// host puts an open log into service.
+func (b *broker) host(l *log.Log, t target, v config.Values) {
 	p := partition.New(t.id, t.topic.ID, b.self, l, b.dir.highs[t.id])
 	if s := b.tieringOf(); s != nil {
 		p.OnRoll = s.Poke

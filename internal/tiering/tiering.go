@@ -314,6 +314,10 @@ func (s *Service) copy(ctx context.Context, e *entry, l *log.Log, marks partitio
 		return err
 	}
 	defer src.Close()
+	// The tier must never hold what the disk may still forget: after a power cut the log would give the offsets out again.
+	if err := l.FlushUpTo(src.End + 1); err != nil {
+		return err
+	}
 	id, err := tp.NewUUID(rand.Reader)
 	if err != nil {
 		return err

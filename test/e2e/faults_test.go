@@ -24,7 +24,7 @@ func TestKillLosesNothingAcknowledged(t *testing.T) {
 	n.start()
 	n.createTopic("kill", 1, tieredConfig...)
 	cl := n.client(kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.RecordRetries(1_000_000), kgo.ProducerLinger(0), kgo.RetryBackoffFn(func(int) time.Duration { return 20 * time.Millisecond }))
-	const total = 20_000
+	const total = 60_000
 	acked := make(chan struct{})
 	var mu sync.Mutex
 	var failed error

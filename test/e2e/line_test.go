@@ -160,3 +160,36 @@ func TestLeavingTheTier(t *testing.T) {
 		return s.Segments == 0 && s.Deleting == 0 && s.LogStart == s.LocalStart && s.LogStart > 0
 	})
 }
+
+// TestEmptiedPartitionContinuesBehindTheTier: a partition whose folder is lost goes on where the tier ends. What the tier
+// holds is read as before, offsets are never given out twice, and the producer's last batch is still known.
+func TestEmptiedPartitionContinuesBehindTheTier(t *testing.T) {
+	n := wholeLine(t, nil)
+	before := n.tier("line")
+	n.kill()
+	if err := os.RemoveAll(filepath.Join(n.dir, "line-0")); err != nil {
+		t.Fatal(err)
+	}
+	n.start()
+	var s tierState
+	n.until("the partition is restored", func() bool {
+		out, _ := n.varve("tier", "ls", "line", "--json", "-b", n.address())
+		var rows []tierState
+		if json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 1 {
+			return false
+		}
+		s = rows[0]
+		return s.End == before.RemoteEnd+1
+	})
+	if s.LogStart != 0 || s.LocalStart != s.End {
+		t.Fatalf("%+v", s)
+	}
+	lost := int(before.End - s.End)
+	if lost <= 0 || lost > 1000 {
+		t.Fatalf("%+v, before %+v", s, before)
+	}
+	produce(t, n.client(kgo.RecordPartitioner(kgo.ManualPartitioner())), "line", int(s.End), 3000)
+	readAll(t, n, "line", int(s.End)+3000)
+	n.tiered("line")
+	readAll(t, n, "line", int(s.End)+3000)
+}
