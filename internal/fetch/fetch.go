@@ -130,12 +130,16 @@ func (s *Service) Fetch(ctx context.Context, req *Request) []Result {
 	release(results)
 	// Look again: what was appended before the watch is not signalled.
 	results, enough = s.round(tierCtx, req, reads)
+	var graceEnd time.Time // set when there is enough: appends that go on must not draw it out
 	for {
 		left := time.Until(start.Add(req.MaxWait))
 		if reads.pending() > 0 {
 			left = time.Until(start.Add(max(req.MaxWait, req.TierWait)))
 			if enough {
-				left = min(left, grace)
+				if graceEnd.IsZero() {
+					graceEnd = time.Now().Add(grace)
+				}
+				left = min(left, time.Until(graceEnd))
 			}
 		} else if enough {
 			return results
