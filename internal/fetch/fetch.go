@@ -257,7 +257,7 @@ func (s *Service) one(ctx context.Context, req *Request, i int, b *budget, r *Re
 			return
 		}
 		if read.err != nil {
-			s.tierError(ctx, id, read.err, r)
+			s.tierError(ctx, id, read, r)
 			return
 		}
 		r.Records, r.Aborted, r.Locations = read.records, read.aborted, read.locations
@@ -294,13 +294,15 @@ func (s *Service) local(p *partition.Partition, offset int64, maxBytes int, upTo
 
 // tierError maps what went wrong with the bucket: late and failed reads are empty answers, for which the client simply
 // asks again; an offset that is really gone is out of range; damage is said as such.
-func (s *Service) tierError(ctx context.Context, id tp.Partition, err error, r *Result) {
+func (s *Service) tierError(ctx context.Context, id tp.Partition, read *tierRead, r *Result) {
+	err := read.err
 	if ctx.Err() != nil || errors.Is(err, context.Canceled) || errors.Is(err, context.DeadlineExceeded) {
 		return
 	}
-	if s.TierFailed != nil {
+	if s.TierFailed != nil && !read.told {
 		s.TierFailed(id, err)
 	}
+	read.told = true
 	switch {
 	case errors.Is(err, reader.ErrCorrupt):
 		r.Err = err
@@ -377,6 +379,7 @@ type tierRead struct {
 	aborted   []producerstate.AbortedTxn
 	locations []directfetch.Location
 	err       error
+	told      bool // TierFailed has heard of err
 }
 
 func (r *tierRead) ready() bool {

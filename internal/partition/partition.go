@@ -103,7 +103,7 @@ func (p *Partition) TopicID() tp.UUID { return p.topicID }
 // that it holds.
 func (p *Partition) Lead(leader, epoch int32) {
 	p.mu.Lock()
-	defer p.unlock()
+	defer p.notifyAndUnlock() // who waits here may have to go elsewhere
 	if epoch <= p.epoch {
 		return
 	}
@@ -171,8 +171,11 @@ func (p *Partition) Append(records []byte, now time.Time, internal bool) (log.Ap
 	active := p.log.Offsets().ActiveBase
 	r, err := p.log.AppendAsLeader(log.AppendRequest{Records: records, LeaderEpoch: p.epoch, Now: now, Internal: internal})
 	if err != nil {
-		p.fail(err)
-		p.unlock()
+		if p.fail(err); p.offline != nil {
+			p.notifyAndUnlock()
+		} else {
+			p.unlock()
+		}
 		return r, err
 	}
 	o := p.log.Offsets()
@@ -226,6 +229,8 @@ func (p *Partition) SetRemote(remote tier.Segments, logStart int64) error {
 	if p.offline != nil {
 		return nil
 	}
+	// Readers must know where to find what the log may let go from the next line on.
+	p.publishLocked()
 	p.log.SetRemoteEnd(remote.End())
 	if logStart <= p.log.Offsets().LogStart {
 		return nil
