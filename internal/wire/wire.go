@@ -56,21 +56,22 @@ func ParseHeader(frame []byte, flexible func(key, version int16) bool) (Header, 
 	return h, rest, err
 }
 
+var errHeaderTags = fmt.Errorf("%w: tagged fields of the header", ErrMalformed)
+
 func skipTags(b []byte) ([]byte, error) {
-	bad := fmt.Errorf("%w: tagged fields of the header", ErrMalformed)
 	count, n := binary.Uvarint(b)
 	if n <= 0 {
-		return nil, bad
+		return nil, errHeaderTags
 	}
 	b = b[n:]
 	for ; count > 0; count-- {
 		if _, n = binary.Uvarint(b); n <= 0 {
-			return nil, bad
+			return nil, errHeaderTags
 		}
 		b = b[n:]
 		size, n := binary.Uvarint(b)
 		if n <= 0 || size > uint64(len(b)-n) {
-			return nil, bad
+			return nil, errHeaderTags
 		}
 		b = b[n+int(size):]
 	}
