@@ -20,6 +20,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 
 	"github.com/varve-io/varve/internal/config"
 	"github.com/varve-io/varve/internal/control"
@@ -127,7 +128,7 @@ func (b *broker) run(ctx context.Context) (err error) {
 	if err := b.dir.checkNode(b.self); err != nil {
 		return err
 	}
-	b.files = log.NewFileCache(b.dir.fs, b.static.Int("varve.max.open.files"))
+	b.files = log.NewFileCache(b.dir.fs, b.openFilesMax())
 	if err := b.openQuorum(ctx); err != nil {
 		return err
 	}
@@ -173,6 +174,18 @@ func (b *broker) run(ctx context.Context) (err error) {
 		failed = context.Cause(groupCtx)
 	}
 	return errors.Join(failed, b.stop(stopServing, serving.Wait, stopAll, group.Wait))
+}
+
+// openFilesMax is how many segment files may stay open: half of what the system allows at most, the rest is for connections.
+func (b *broker) openFilesMax() int {
+	wanted := b.static.Int("varve.max.open.files")
+	var limit unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit); err != nil || limit.Cur/2 >= uint64(wanted) {
+		return wanted
+	}
+	half := max(int(limit.Cur/2), 16)
+	b.log.Warn("the system's limit of open files is low: fewer segment files stay open", "limit", limit.Cur, "varve.max.open.files", wanted, "used", half)
+	return half
 }
 
 // cause says why the broker is not ready.
