@@ -116,7 +116,7 @@ func (s *Service) Fetch(ctx context.Context, req *Request) []Result {
 	reads := &tierReads{results: map[int]*tierRead{}, done: make(chan struct{}, 1)}
 	tierCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	results, enough := s.round(tierCtx, req, reads)
+	results, enough := s.round(tierCtx, req, reads, false)
 	if enough && reads.pending() == 0 {
 		return results
 	}
@@ -129,7 +129,7 @@ func (s *Service) Fetch(ctx context.Context, req *Request) []Result {
 	}
 	release(results)
 	// Look again: what was appended before the watch is not signalled.
-	results, enough = s.round(tierCtx, req, reads)
+	results, enough = s.round(tierCtx, req, reads, false)
 	var graceEnd time.Time // set when there is enough: appends that go on must not draw it out
 	for {
 		left := time.Until(start.Add(req.MaxWait))
@@ -144,25 +144,27 @@ func (s *Service) Fetch(ctx context.Context, req *Request) []Result {
 		} else if enough {
 			return results
 		}
-		if left <= 0 {
+		over := left <= 0
+		if over && reads.pending() == 0 {
 			return results
 		}
-		timer := time.NewTimer(left)
-		over := false
-		select {
-		case <-w.C:
-		case <-reads.done:
-		case <-timer.C:
-			over = true
-		case <-s.Stopping:
-			over = true
-		case <-ctx.Done():
+		if !over {
+			timer := time.NewTimer(left)
+			select {
+			case <-w.C:
+			case <-reads.done:
+			case <-timer.C:
+				over = true
+			case <-s.Stopping:
+				over = true
+			case <-ctx.Done():
+				timer.Stop()
+				return results
+			}
 			timer.Stop()
-			return results
 		}
-		timer.Stop()
 		release(results)
-		results, enough = s.round(tierCtx, req, reads)
+		results, enough = s.round(tierCtx, req, reads, over)
 		if over {
 			return results
 		}
@@ -178,47 +180,48 @@ func release(results []Result) {
 	}
 }
 
-// round looks at every partition once. enough says that the answer should go out.
-func (s *Service) round(ctx context.Context, req *Request, reads *tierReads) (results []Result, enough bool) {
+// round looks at every partition once. enough says that the answer should go out; last, that it does: then reads of the
+// bucket that are under way leave their share of the budget to others.
+func (s *Service) round(ctx context.Context, req *Request, reads *tierReads, last bool) (results []Result, enough bool) {
 	results = make([]Result, len(req.Parts))
 	b := budget{left: req.MaxBytes}
-	size, located := 0, false
+	size := 0
 	for i := range req.Parts {
 		part, r := &req.Parts[i], &results[i]
 		*r = Result{HighWatermark: -1, LastStable: -1, LogStart: -1, Leader: -1, LeaderEpoch: -1, Err: part.Err}
 		if part.Err != nil {
 			continue // an unknown partition does not end the wait of the others
 		}
-		s.one(ctx, req, i, &b, r, reads)
+		hasMore := s.one(ctx, req, i, &b, r, reads, last)
 		size += r.Size()
-		located = located || len(r.Locations) > 0
-		enough = enough || r.Err != nil || r.Diverging != nil
+		enough = enough || hasMore || r.Err != nil || r.Diverging != nil
 	}
-	return results, enough || located || size >= req.MinBytes
+	return results, enough || size >= req.MinBytes
 }
 
-// one answers for one partition within the budget.
-func (s *Service) one(ctx context.Context, req *Request, i int, b *budget, r *Result, reads *tierReads) {
+// one answers for one partition within the budget. hasMore says that waiting would not bring more than an answer now and
+// another request: the data is not at the end of the partition, where new records arrive.
+func (s *Service) one(ctx context.Context, req *Request, i int, b *budget, r *Result, reads *tierReads, last bool) (hasMore bool) {
 	part := &req.Parts[i]
 	id := tp.Partition{Topic: part.Topic, Index: part.Index}
 	p, ok := s.Replicas.Get(id)
 	if !ok {
 		r.Err = fmt.Errorf("%w: %s is not here", partition.ErrNotLeader, id)
-		return
+		return false
 	}
 	marks, err := p.Offsets(part.CurrentEpoch)
 	if err != nil {
 		r.Err, r.Leader, r.LeaderEpoch = err, marks.Leader, marks.LeaderEpoch
-		return
+		return false
 	}
 	if part.LastFetchedEpoch >= 0 && part.Offset >= marks.LocalLogStart {
 		if epoch, end := p.EndOffsetForEpoch(part.LastFetchedEpoch); epoch < 0 || end < 0 {
 			r.Err = ErrOffsetOutOfRange
-			return
+			return false
 		} else if epoch < part.LastFetchedEpoch || end < part.Offset {
 			r.Diverging = &Diverging{epoch, end}
 			r.HighWatermark, r.LastStable, r.LogStart = marks.HighWatermark, marks.LastStable, marks.LogStart
-			return
+			return false
 		}
 	}
 	upTo := marks.HighWatermark
@@ -232,7 +235,7 @@ func (s *Service) one(ctx context.Context, req *Request, i int, b *budget, r *Re
 	}
 	maxBytes, minOne := b.limit(part.MaxBytes)
 	if maxBytes == 0 && !minOne && source != Nowhere {
-		return
+		return source == Local && part.Offset < upTo && b.planned > 0 // a slow bucket must not keep local data waiting
 	}
 	switch source {
 	case Nowhere:
@@ -240,10 +243,14 @@ func (s *Service) one(ctx context.Context, req *Request, i int, b *budget, r *Re
 	case Local:
 		r.Err = s.local(p, part.Offset, maxBytes, upTo, minOne, req.Committed, r)
 		b.charge(r.Size())
+		return r.Size() > 0 && r.View.NextOffset < upTo
 	case Tiered, Direct:
 		if s.Tier == nil {
 			r.Err = ErrReplicaUnavailable
-			return
+			return false
+		}
+		if last && !reads.started(i) {
+			return false
 		}
 		read := reads.get(i, func(read *tierRead) {
 			if source == Direct {
@@ -253,16 +260,23 @@ func (s *Service) one(ctx context.Context, req *Request, i int, b *budget, r *Re
 			}
 		})
 		if !read.ready() {
-			b.charge(maxBytes) // planned bytes count, or many slow partitions would overrun the request (KAFKA-19462)
-			return
+			if !last {
+				b.plan(maxBytes) // planned bytes count, or many slow partitions would overrun the request (KAFKA-19462)
+			}
+			return false
 		}
 		if read.err != nil {
 			s.tierError(ctx, id, read, r)
-			return
+			return false
+		}
+		if b.taken && read.records.Size() > b.left {
+			return false // others took the place of a read that was late; the next request finds it in the cache
 		}
 		r.Records, r.Aborted, r.Locations = read.records, read.aborted, read.locations
 		b.charge(r.Records.Size())
+		return r.HasData()
 	}
+	return false
 }
 
 func (s *Service) local(p *partition.Partition, offset int64, maxBytes int, upTo int64, minOne, committed bool, r *Result) error {
@@ -390,6 +404,8 @@ func (r *tierRead) ready() bool {
 		return false
 	}
 }
+
+func (rs *tierReads) started(i int) bool { return rs.results[i] != nil }
 
 func (rs *tierReads) get(i int, start func(*tierRead)) *tierRead {
 	if r, ok := rs.results[i]; ok {

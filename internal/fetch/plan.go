@@ -48,13 +48,20 @@ func choose(offset int64, marks partition.Offsets, remote tier.Segments, wantLoc
 // budget hands out the bytes of one request (KIP-74): every partition gets at most its own limit and what is left of the
 // request's; only the first batch of the first partition with data may exceed them.
 type budget struct {
-	left  int
-	taken bool
+	left    int
+	taken   bool
+	planned int // bytes of reads that have not come yet
 }
 
 // limit returns how much the next partition may read and whether its first batch may overshoot.
 func (b *budget) limit(partitionMax int) (maxBytes int, minOne bool) {
 	return max(min(partitionMax, b.left), 0), !b.taken
+}
+
+// plan accounts for n bytes that may come.
+func (b *budget) plan(n int) {
+	b.planned += n
+	b.charge(n)
 }
 
 // charge accounts for n bytes.
