@@ -117,7 +117,7 @@ func (s *Service) Fetch(ctx context.Context, req *Request) []Result {
 	tierCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	results, enough := s.round(tierCtx, req, reads, false)
-	if enough && reads.pending() == 0 {
+	if enough && reads.waiting == 0 {
 		return results
 	}
 	w := partition.NewWaiter()
@@ -133,7 +133,7 @@ func (s *Service) Fetch(ctx context.Context, req *Request) []Result {
 	var graceEnd time.Time // set when there is enough: appends that go on must not draw it out
 	for {
 		left := time.Until(start.Add(req.MaxWait))
-		if reads.pending() > 0 {
+		if reads.waiting > 0 {
 			left = time.Until(start.Add(max(req.MaxWait, req.TierWait)))
 			if enough {
 				if graceEnd.IsZero() {
@@ -145,7 +145,7 @@ func (s *Service) Fetch(ctx context.Context, req *Request) []Result {
 			return results
 		}
 		over := left <= 0
-		if over && reads.pending() == 0 {
+		if over && reads.waiting == 0 {
 			return results
 		}
 		if !over {
@@ -186,6 +186,7 @@ func (s *Service) round(ctx context.Context, req *Request, reads *tierReads, las
 	results = make([]Result, len(req.Parts))
 	b := budget{left: req.MaxBytes}
 	size := 0
+	reads.waiting = 0
 	for i := range req.Parts {
 		part, r := &req.Parts[i], &results[i]
 		*r = Result{HighWatermark: -1, LastStable: -1, LogStart: -1, Leader: -1, LeaderEpoch: -1, Err: part.Err}
@@ -260,6 +261,7 @@ func (s *Service) one(ctx context.Context, req *Request, i int, b *budget, r *Re
 			}
 		})
 		if !read.ready() {
+			reads.waiting++
 			if !last {
 				b.plan(maxBytes) // planned bytes count, or many slow partitions would overrun the request (KAFKA-19462)
 			}
@@ -385,6 +387,7 @@ func (s *Service) locate(ctx context.Context, p *partition.Partition, segment *t
 type tierReads struct {
 	results map[int]*tierRead
 	done    chan struct{} // signalled when a read has ended
+	waiting int           // reads that had not ended when the last round looked
 }
 
 type tierRead struct {
@@ -422,14 +425,4 @@ func (rs *tierReads) get(i int, start func(*tierRead)) *tierRead {
 		}
 	}()
 	return r
-}
-
-func (rs *tierReads) pending() int {
-	n := 0
-	for _, r := range rs.results {
-		if !r.ready() {
-			n++
-		}
-	}
-	return n
 }
