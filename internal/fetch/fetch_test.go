@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"reflect"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -162,10 +163,10 @@ func TestAllTieredPartitionsInOneRequest(t *testing.T) {
 			w.tiered(topic)
 			parts = append(parts, part(topic, 1))
 		}
-		all := make(chan struct{})
+		all, once := make(chan struct{}), sync.Once{}
 		w.tier.read = func(ctx context.Context, segs tier.Segments, offset int64, maxBytes int) (reader.Result, error) {
 			if w.tier.count() == 5 {
-				close(all)
+				once.Do(func() { close(all) })
 			}
 			<-all // nobody is answered before all have been asked
 			return text("records of "+segs[0].Topic, 0, 2), nil
