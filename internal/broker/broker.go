@@ -92,30 +92,11 @@ type broker struct {
 func (b *broker) notReady(why string) { b.ready.Store(&why) }
 
 func (b *broker) run(ctx context.Context) (err error) {
-	listeners, err := config.ParseListeners(b.static.Get("listeners"))
+	// Ports first: a busy port is the most common reason to fail and needs no data directory.
+	ports, err := listen(b.static)
+	defer ports.close()
 	if err != nil {
 		return err
-	}
-	// Ports first: a busy port is the most common reason to fail and needs no data directory.
-	var bound []net.Listener
-	defer func() {
-		for _, ln := range bound {
-			ln.Close()
-		}
-	}()
-	for _, l := range listeners {
-		ln, err := net.Listen("tcp", l.Address())
-		if err != nil {
-			return fmt.Errorf("listener %s://%s: %w", l.Name, l.Address(), err)
-		}
-		bound = append(bound, ln)
-	}
-	var httpListener net.Listener
-	if addr := b.static.Get("varve.http.listener"); addr != "" {
-		if httpListener, err = net.Listen("tcp", addr); err != nil {
-			return fmt.Errorf("varve.http.listener: %w", err)
-		}
-		bound = append(bound, httpListener)
 	}
 	fsys := b.o.FS
 	if fsys == nil {
@@ -140,12 +121,12 @@ func (b *broker) run(ctx context.Context) (err error) {
 	group, groupCtx := errgroup.WithContext(context.WithoutCancel(ctx))
 	groupCtx, stopAll := context.WithCancel(groupCtx)
 	defer stopAll()
-	if httpListener != nil {
+	if ports.http != nil {
 		group.Go(func() error {
-			return debughttp.Serve(groupCtx, httpListener, debughttp.Options{Registry: b.registry, Ready: b.cause, Pprof: b.static.Bool("varve.http.pprof")})
+			return debughttp.Serve(groupCtx, ports.http, debughttp.Options{Registry: b.registry, Ready: b.cause, Pprof: b.static.Bool("varve.http.pprof")})
 		})
 	}
-	if err := b.register(groupCtx, listeners, bound); err != nil {
+	if err := b.register(groupCtx, ports); err != nil {
 		stopAll()
 		return errors.Join(err, group.Wait())
 	}
@@ -156,15 +137,13 @@ func (b *broker) run(ctx context.Context) (err error) {
 	b.background(groupCtx, group)
 	serveCtx, stopServing := context.WithCancel(groupCtx)
 	defer stopServing()
-	serving, _ := errgroup.WithContext(groupCtx)
-	var addresses []string
-	for i, l := range listeners {
-		addresses = append(addresses, l.Name+"://"+bound[i].Addr().String())
-		serving.Go(func() error { return b.server.Serve(serveCtx, l.Name, bound[i]) })
+	serving, servingCtx := errgroup.WithContext(serveCtx)
+	for i, l := range ports.kafka {
+		serving.Go(func() error { return b.server.Serve(servingCtx, l.Name, ports.bound[i]) })
 	}
 	b.ready.Store(nil)
 	if b.o.Started != nil {
-		b.o.Started(addresses)
+		b.o.Started(ports.addresses())
 	}
 	debug.FreeOSMemory() // what start-up left behind is not needed again
 	var failed error
@@ -172,6 +151,7 @@ func (b *broker) run(ctx context.Context) (err error) {
 	case <-ctx.Done():
 	case <-groupCtx.Done():
 		failed = context.Cause(groupCtx)
+	case <-servingCtx.Done(): // a listener failed; stop returns why
 	}
 	return errors.Join(failed, b.stop(stopServing, serving.Wait, stopAll, group.Wait))
 }
@@ -346,13 +326,13 @@ func (b *broker) groupConfig() coordinator.Config {
 }
 
 // register announces this run of the broker and where clients reach it.
-func (b *broker) register(ctx context.Context, listeners []config.Listener, bound []net.Listener) error {
+func (b *broker) register(ctx context.Context, ports *ports) error {
 	advertised, err := config.ParseListeners(b.static.Get("advertised.listeners"))
 	if err != nil {
 		return err
 	}
 	if len(advertised) == 0 {
-		advertised = append(advertised, listeners...)
+		advertised = append(advertised, ports.kafka...)
 	}
 	incarnation, err := tp.NewUUID(rand.Reader)
 	if err != nil {
@@ -360,12 +340,12 @@ func (b *broker) register(ctx context.Context, listeners []config.Listener, boun
 	}
 	record := metadata.BrokerRecord{ID: b.self, Incarnation: incarnation, Rack: b.static.Get("broker.rack")}
 	for i, l := range advertised {
-		if l.Port == 0 && i < len(bound) {
-			l.Port = bound[i].Addr().(*net.TCPAddr).Port
+		if l.Port == 0 && i < len(ports.bound) {
+			l.Port = ports.bound[i].Addr().(*net.TCPAddr).Port
 		}
 		if ip := net.ParseIP(l.Host); l.Host == "" || ip != nil && ip.IsUnspecified() {
 			l.Host = "localhost"
-			b.log.Warn("listening on all interfaces but telling clients to use localhost: set advertised.listeners so that other machines can connect", "listener", listeners[i].Address())
+			b.log.Warn("listening on all interfaces but telling clients to use localhost: set advertised.listeners so that other machines can connect", "listener", ports.kafka[min(i, len(ports.kafka)-1)].Address())
 		}
 		record.Listeners = append(record.Listeners, metadata.Endpoint{Name: l.Name, Host: l.Host, Port: int32(l.Port)})
 	}
