@@ -76,13 +76,26 @@ type hosted struct {
 	due   int64
 }
 
-// PartitionFor is the partition of the topic that holds a group: Java's hash of the id, modulo the number of partitions.
+// PartitionFor is the partition of the topic that holds a group: the absolute value of Java's hash of the id, modulo the
+// number of partitions. The hash without an absolute value counts as 0, as in Kafka (Utils.abs).
 func PartitionFor(groupID string, partitions int) int32 {
+	h := javaHash(groupID)
+	switch {
+	case h == math.MinInt32:
+		h = 0
+	case h < 0:
+		h = -h
+	}
+	return h % int32(partitions)
+}
+
+// javaHash is String.hashCode, which counts UTF-16 units.
+func javaHash(s string) int32 {
 	var h int32
-	for _, c := range utf16.Encode([]rune(groupID)) {
+	for _, c := range utf16.Encode([]rune(s)) {
 		h = 31*h + int32(c)
 	}
-	return (h & math.MaxInt32) % int32(partitions)
+	return h
 }
 
 // Elect makes this broker the coordinator of a partition's groups. It reads the partition in the background; until then

@@ -1,0 +1,480 @@
+package coordinator
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"reflect"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"go.uber.org/goleak"
+
+	"github.com/varve-io/varve/internal/group"
+	"github.com/varve-io/varve/internal/log"
+	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/recordbatch"
+	"github.com/varve-io/varve/internal/tp"
+	"github.com/varve-io/varve/internal/vfs"
+)
+
+func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
+
+// world is the topic with one partition and a broker that leads it.
+type world struct {
+	t      *testing.T
+	fs     *vfs.Faulty
+	part   *partition.Partition
+	groups *Groups
+	lines  *bytes.Buffer
+	config Config
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{t: t, fs: vfs.NewFaulty(vfs.NewMem()), lines: &bytes.Buffer{}, config: Config{Partitions: 1,
+		Group: group.Config{SessionMinMs: 1000, SessionMaxMs: 3_600_000, SizeMax: 100, MetadataMax: 100, OffsetRetentionMs: 1000_000}}}
+	if err := w.fs.MkdirAll("/d"); err != nil {
+		t.Fatal(err)
+	}
+	id := tp.Partition{Topic: Topic}
+	c := log.DefaultConfig()
+	c.SegmentBytes, c.RetentionMs = 2000, -1
+	l, err := log.Open(log.Options{FS: w.fs, Dir: "/d/" + id.String(), Partition: id, Config: c, Now: time.Now()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.part = partition.New(id, tp.UUID{1}, 1, l, 0)
+	w.part.Lead(1, 0)
+	t.Cleanup(func() { w.part.Close() })
+	w.groups = w.host()
+	return w
+}
+
+// host is a broker's coordinator that has no partition yet.
+func (w *world) host() *Groups {
+	gs := New(func() Config { return w.config }, slog.New(slog.NewTextHandler(w.lines, nil)))
+	w.t.Cleanup(gs.Close)
+	return gs
+}
+
+// elect makes the partition's groups served and waits until they are loaded.
+func (w *world) elect(gs *Groups) *Groups {
+	w.t.Helper()
+	done := make(chan struct{})
+	gs.Elect(w.part, func() { close(done) })
+	<-done
+	return gs
+}
+
+// again is what a restart, or another broker, knows of the groups.
+func (w *world) again() *Groups {
+	w.t.Helper()
+	return w.elect(w.host())
+}
+
+func (w *world) append(records ...recordbatch.Record) {
+	w.t.Helper()
+	b := recordbatch.NewBuilder()
+	for _, r := range records {
+		b.Add(r)
+	}
+	raw, err := b.Build()
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if _, err := w.part.Append(raw, time.Now(), true); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+var nobody = group.Committer{Generation: -1}
+
+func commit(topic string, offset int64) Commit {
+	return Commit{group.TopicPartition{Topic: topic}, group.Offset{Offset: offset, LeaderEpoch: -1, Metadata: "m", CommittedAt: now(), ExpiresAt: -1}}
+}
+
+func (w *world) commit(gs *Groups, id string, commits ...Commit) {
+	w.t.Helper()
+	errs, err := gs.Commit(id, nobody, commits, false)
+	if err = errors.Join(append(errs, err)...); err != nil {
+		w.t.Fatal(err)
+	}
+}
+
+// offsets are a group's committed offsets, in words.
+func (w *world) offsets(gs *Groups, id string) string {
+	w.t.Helper()
+	all, err := gs.FetchOffsets(id, nil, true)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	var out []string
+	for _, f := range all {
+		out = append(out, fmt.Sprintf("%s:%d", f.Topic, f.Offset.Offset))
+	}
+	return strings.Join(out, " ")
+}
+
+func join(member string) group.JoinRequest {
+	return group.JoinRequest{MemberID: member, NewID: "new", ClientID: "c", ClientHost: "/h", SessionMs: 10_000, RebalanceMs: 60_000, ProtocolType: "consumer",
+		Protocols: []group.Protocol{{Name: "range", Metadata: []byte{0, 0}}}}
+}
+
+// Java's String.hashCode counts UTF-16 units, and Kafka takes its absolute value, with 0 for the one that has none.
+func TestPartitionFor(t *testing.T) {
+	for _, c := range []struct {
+		id        string
+		hash      int32 // "…".hashCode()
+		of50, of7 int32
+	}{
+		{"", 0, 0, 0},
+		{"a", 97, 47, 6},
+		{"group", 98629247, 47, 3},
+		{"console-consumer-12345", 158455506, 6, 6},
+		{"test-group", 627841412, 12, 2},
+		{"my-consumer-group", 1513705513, 13, 5},
+		{"é", 233, 33, 2},
+		{"日本語", 25921943, 43, 5},
+		{"😀", 1772899, 49, 2},
+		{"g😀-群", 1798912673, 23, 5},
+		{"orders", -1008770331, 31, 2},
+		{"😀😀😀", -1662520855, 5, 2},
+		{"日本語グループ", -305235731, 31, 3},
+		{"consumer-7", -166239200, 0, 1},
+		{"polygenelubricants", -2147483648, 0, 0},
+		{"connect-cluster", 1440343063, 13, 5},
+	} {
+		if got := javaHash(c.id); got != c.hash {
+			t.Errorf("%q: hash %d, want %d", c.id, got, c.hash)
+		}
+		if a, b := PartitionFor(c.id, 50), PartitionFor(c.id, 7); a != c.of50 || b != c.of7 {
+			t.Errorf("%q: %d of 50 and %d of 7, want %d and %d", c.id, a, b, c.of50, c.of7)
+		}
+	}
+}
+
+func TestLoadsWhatWasWritten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		gs := w.elect(w.groups)
+		for i := range 30 { // over several segments
+			w.commit(gs, "g", commit("a", int64(i)), commit("b", int64(2*i)))
+			w.commit(gs, fmt.Sprintf("other-%02d", i%10), commit("c", int64(i)))
+		}
+		if errs, err := gs.DeleteOffsets("g", []group.TopicPartition{{Topic: "b"}}); err != nil || errs[0] != nil {
+			t.Fatal(errs, err)
+		}
+		if err := gs.Delete("other-03"); err != nil {
+			t.Fatal(err)
+		}
+		r := gs.Join(t.Context(), "members", join(""))
+		if r.Err != nil {
+			t.Fatal(r.Err)
+		}
+		if s := gs.Sync(t.Context(), "members", group.SyncRequest{MemberID: r.MemberID, Generation: r.Generation, ProtocolType: "consumer", Protocol: "range",
+			Assignments: map[string][]byte{r.MemberID: []byte("part")}}); s.Err != nil || string(s.Assignment) != "part" {
+			t.Fatalf("%+v", s)
+		}
+		if len(w.part.Log().Sealed()) == 0 {
+			t.Fatal("one segment only")
+		}
+		again := w.again()
+		if got := w.offsets(again, "g"); got != "a:29" || got != w.offsets(gs, "g") {
+			t.Error(got)
+		}
+		if got := w.offsets(again, "other-07"); got != "c:27" {
+			t.Error(got)
+		}
+		if got := w.offsets(again, "other-03"); got != "" {
+			t.Errorf("a deleted group has %s", got)
+		}
+		was, err := gs.Describe("members")
+		if err != nil {
+			t.Fatal(err)
+		}
+		is, err := again.Describe("members")
+		if err != nil || is.State != group.Stable || !reflect.DeepEqual(is.Members, was.Members) || len(is.Members) != 1 {
+			t.Errorf("%+v %v, was %+v", is, err, was)
+		}
+		// The member goes on where it was.
+		if err := again.Heartbeat("members", r.MemberID, "", r.Generation); err != nil {
+			t.Error(err)
+		}
+		listed, err := again.List()
+		if err != nil || len(listed) != 11 || listed[0].ID != "g" || listed[1].ID != "members" || listed[10].ID != "other-09" {
+			t.Errorf("%v %v", listed, err)
+		}
+	})
+}
+
+// A record that does not parse costs itself, and one line for all of them.
+func TestCorruptRecordsAreSkipped(t *testing.T) {
+	w := newWorld(t)
+	gs := w.elect(w.groups)
+	w.commit(gs, "g", commit("a", 1))
+	w.append(recordbatch.Record{Key: nil, Value: []byte("x")}, recordbatch.Record{Key: []byte{0}, Value: []byte("x")},
+		recordbatch.Record{Key: []byte{0, 1, 0, 99}, Value: []byte("x")}, recordbatch.Record{Key: []byte{0, 2, 0, 1, 'h'}, Value: []byte{9, 9}},
+		recordbatch.Record{Key: []byte{0, 77, 1, 2}, Value: []byte("of a later version")})
+	w.commit(gs, "g", commit("b", 2))
+	again := w.again()
+	if got := w.offsets(again, "g"); got != "a:1 b:2" {
+		t.Error(got)
+	}
+	if n := strings.Count(w.lines.String(), "level=WARN"); n != 1 || !strings.Contains(w.lines.String(), "count=4") || !strings.Contains(w.lines.String(), "offset 1:") {
+		t.Errorf("%d lines: %s", n, w.lines)
+	}
+	w.commit(again, "h", commit("c", 3))
+}
+
+func TestRefusals(t *testing.T) {
+	w := newWorld(t)
+	gs := w.groups
+	if _, err := gs.FetchOffsets("g", nil, true); !errors.Is(err, ErrNotCoordinator) {
+		t.Errorf("before the election: %v", err)
+	}
+	if _, err := gs.FetchOffsets("", nil, true); !errors.Is(err, group.ErrInvalidGroupID) {
+		t.Errorf("%v", err)
+	}
+	w.elect(gs)
+	for name, err := range map[string]error{
+		"heartbeat": gs.Heartbeat("g", "m", "", 1),
+		"join":      gs.Join(t.Context(), "g", join("m")).Err,
+		"sync":      gs.Sync(t.Context(), "g", group.SyncRequest{MemberID: "m"}).Err,
+	} {
+		if !errors.Is(err, group.ErrUnknownMember) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+	if _, err := gs.Commit("g", group.Committer{MemberID: "m", Generation: 3}, []Commit{commit("a", 1)}, false); !errors.Is(err, group.ErrIllegalGeneration) {
+		t.Errorf("%v", err)
+	}
+	if _, err := gs.Commit("g", group.Committer{MemberID: "m", Generation: 3}, []Commit{commit("a", 1)}, true); !errors.Is(err, group.ErrNotFound) {
+		t.Errorf("%v", err)
+	}
+	if err := gs.Delete("g"); !errors.Is(err, group.ErrNotFound) {
+		t.Errorf("%v", err)
+	}
+	long := commit("b", 2)
+	long.Metadata = strings.Repeat("x", 101)
+	if errs, err := gs.Commit("g", nobody, []Commit{commit("a", 1), long}, false); err != nil || errs[0] != nil || errs[1] == nil {
+		t.Errorf("%v %v", errs, err)
+	}
+	if got := w.offsets(gs, "g"); got != "a:1" {
+		t.Error(got)
+	}
+	// In the log there is what was said, and no more.
+	if got := w.offsets(w.again(), "g"); got != "a:1" {
+		t.Error(got)
+	}
+	gs.Resign(0)
+	if err := gs.Heartbeat("g", "m", "", 1); !errors.Is(err, ErrNotCoordinator) {
+		t.Errorf("after resigning: %v", err)
+	}
+}
+
+// While the partition is read, requests are told to come again, and a list would not be whole.
+func TestLoading(t *testing.T) {
+	w := newWorld(t)
+	w.commit(w.elect(w.groups), "g", commit("a", 1))
+	gs := w.host()
+	s := &shard{part: w.part, owner: gs, loading: true, groups: map[string]*hosted{}, joins: map[group.Token]chan group.JoinResult{}, syncs: map[group.Token]chan group.SyncResult{}}
+	gs.shards[0] = s
+	if _, err := gs.FetchOffsets("g", nil, true); !errors.Is(err, ErrLoading) {
+		t.Errorf("%v", err)
+	}
+	if _, err := gs.List(); !errors.Is(err, ErrLoading) {
+		t.Errorf("%v", err)
+	}
+	if err := gs.Expire(func(string) bool { return true }); err != nil {
+		t.Errorf("%v", err)
+	}
+	s.load()
+	if got := w.offsets(gs, "g"); got != "a:1" {
+		t.Error(got)
+	}
+	// One that resigned while it was loading stays resigned.
+	late := &shard{part: w.part, owner: gs, loading: true, groups: map[string]*hosted{}}
+	late.close()
+	late.load()
+	if err := late.lock(); !errors.Is(err, ErrNotCoordinator) || len(late.groups) != 0 {
+		t.Errorf("%v, %d groups", err, len(late.groups))
+	}
+}
+
+func TestUnreadablePartitionIsUnavailable(t *testing.T) {
+	w := newWorld(t)
+	w.commit(w.elect(w.groups), "g", commit("a", 1))
+	w.fs.Inject(vfs.Fault{Op: vfs.OpRead, Err: errors.New("bad sector"), Sticky: true})
+	gs := w.again()
+	if _, err := gs.FetchOffsets("g", nil, true); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "bad sector") {
+		t.Errorf("%v", err)
+	}
+	// Nothing was taken for empty: after the repair all is there.
+	w.fs.Heal()
+	if got := w.offsets(w.elect(gs), "g"); got != "a:1" {
+		t.Error(got)
+	}
+}
+
+// A failed write is not acknowledged and not visible.
+func TestFailedWrites(t *testing.T) {
+	w := newWorld(t)
+	gs := w.elect(w.groups)
+	w.commit(gs, "g", commit("a", 1))
+	w.part.Lead(2, 5)
+	if _, err := gs.Commit("g", nobody, []Commit{commit("a", 2)}, false); !errors.Is(err, ErrNotCoordinator) {
+		t.Errorf("deposed: %v", err)
+	}
+	if err := gs.Delete("g"); !errors.Is(err, ErrNotCoordinator) {
+		t.Errorf("deposed: %v", err)
+	}
+	w.part.Lead(1, 6)
+	w.fs.Inject(vfs.Fault{Op: vfs.OpWrite, Err: errors.New("broken"), Sticky: true})
+	if _, err := gs.Commit("g", nobody, []Commit{commit("a", 3)}, false); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("broken: %v", err)
+	}
+	if r := gs.Join(t.Context(), "h", join("")); r.Err == nil {
+		// A member may join in memory; its generation needs no write.
+		if s := gs.Sync(t.Context(), "h", group.SyncRequest{MemberID: r.MemberID, Generation: r.Generation}); s.Err == nil {
+			t.Error("an assignment that is not on disk was handed out")
+		}
+	}
+	if got := w.offsets(gs, "g"); got != "a:1" {
+		t.Error(got)
+	}
+}
+
+// Close answers whoever waits, and ends all clocks.
+func TestCloseAnswersParkedRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.config.Group.InitialDelayMs = 3_600_000
+		gs := w.elect(w.groups)
+		joined, synced := make(chan group.JoinResult), make(chan group.SyncResult)
+		go func() { joined <- gs.Join(t.Context(), "g", join("")) }()
+		synctest.Wait()
+		// A follower of another group waits for its leader's assignment.
+		w.config.Group.InitialDelayMs = 0
+		first := make(chan group.JoinResult, 2)
+		go func() { first <- gs.Join(t.Context(), "h", join("")) }()
+		leader := <-first
+		second := join("")
+		second.NewID = "second"
+		go func() { first <- gs.Join(t.Context(), "h", second) }()
+		synctest.Wait()
+		back := join(leader.MemberID)
+		go func() { first <- gs.Join(t.Context(), "h", back) }()
+		a, b := <-first, <-first
+		follower := a
+		if len(a.Members) > 0 {
+			follower = b
+		}
+		if a.Err != nil || b.Err != nil || follower.MemberID == follower.Leader {
+			t.Fatalf("%+v %+v", a, b)
+		}
+		go func() {
+			synced <- gs.Sync(t.Context(), "h", group.SyncRequest{MemberID: follower.MemberID, Generation: follower.Generation})
+		}()
+		synctest.Wait()
+		select {
+		case r := <-joined:
+			t.Fatalf("did not wait: %+v", r)
+		case r := <-synced:
+			t.Fatalf("did not wait: %+v", r)
+		default:
+		}
+		start := time.Now()
+		gs.Close()
+		if r := <-joined; !errors.Is(r.Err, ErrNotCoordinator) || r.Generation != -1 {
+			t.Errorf("%+v", r)
+		}
+		if r := <-synced; !errors.Is(r.Err, ErrNotCoordinator) {
+			t.Errorf("%+v", r)
+		}
+		if time.Since(start) != 0 {
+			t.Errorf("after %s", time.Since(start))
+		}
+		if r := gs.Join(t.Context(), "g", join("")); !errors.Is(r.Err, ErrNotCoordinator) {
+			t.Errorf("after close: %+v", r)
+		}
+	})
+}
+
+func TestWaitEndsWithItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.config.Group.InitialDelayMs = 3_600_000
+		gs := w.elect(w.groups)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if r := gs.Join(ctx, "g", join("")); !errors.Is(r.Err, ErrUnavailable) || r.Generation != -1 {
+			t.Errorf("%+v", r)
+		}
+	})
+}
+
+// A member that falls silent is put out by the clock alone.
+func TestSessionsEndByTheClock(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		gs := w.elect(w.groups)
+		r := gs.Join(t.Context(), "g", join(""))
+		if s := gs.Sync(t.Context(), "g", group.SyncRequest{MemberID: r.MemberID, Generation: r.Generation}); r.Err != nil || s.Err != nil {
+			t.Fatal(r.Err, s.Err)
+		}
+		time.Sleep(9 * time.Second)
+		if err := gs.Heartbeat("g", r.MemberID, "", r.Generation); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(9 * time.Second)
+		if d, err := gs.Describe("g"); err != nil || d.State != group.Stable {
+			t.Fatalf("%+v %v", d, err)
+		}
+		time.Sleep(2 * time.Second)
+		if d, err := gs.Describe("g"); err != nil || d.State != group.Empty || len(d.Members) != 0 {
+			t.Errorf("%+v %v", d, err)
+		}
+		if err := gs.Heartbeat("g", r.MemberID, "", r.Generation); !errors.Is(err, group.ErrUnknownMember) {
+			t.Errorf("%v", err)
+		}
+		// It is so after a restart as well.
+		if d, err := w.again().Describe("g"); err != nil || d.State != group.Empty {
+			t.Errorf("%+v %v", d, err)
+		}
+	})
+}
+
+func TestExpire(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		gs := w.elect(w.groups)
+		never := func(string) bool { return false }
+		w.commit(gs, "old", commit("a", 1))
+		time.Sleep(600 * time.Second)
+		w.commit(gs, "mixed", commit("a", 1), commit("gone", 2))
+		if err := gs.Expire(never); err != nil || w.offsets(gs, "old") != "a:1" {
+			t.Errorf("too early: %v", err)
+		}
+		time.Sleep(500 * time.Second)
+		if err := gs.Expire(func(topic string) bool { return topic == "gone" }); err != nil {
+			t.Fatal(err)
+		}
+		for _, gs := range []*Groups{gs, w.again()} {
+			if got := w.offsets(gs, "mixed"); got != "a:1" {
+				t.Errorf("mixed has %q", got)
+			}
+			if l, err := gs.List(); err != nil || len(l) != 1 || l[0].ID != "mixed" {
+				t.Errorf("%v %v", l, err)
+			}
+		}
+		// What has expired is not written down again and again.
+		end := w.part.HighWatermark()
+		if err := gs.Expire(never); err != nil || w.part.HighWatermark() != end {
+			t.Errorf("%d records for nothing (%v)", w.part.HighWatermark()-end, err)
+		}
+	})
+}
