@@ -9,6 +9,7 @@ import (
 	"log/slog"
 	"path/filepath"
 	"strings"
+	"sync"
 
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/tp"
@@ -22,8 +23,37 @@ type dataDir struct {
 	lock io.Closer
 	meta *log.Meta // nil in a new folder
 
-	clean                   bool // the last run ended well
+	clean bool // the last run ended well
+
+	mu    sync.Mutex // orders the writers of checkpoints: the newest marks win, and nobody shares a temporary file
+	known marks      // what the checkpoints hold
+}
+
+// marks are what the checkpoints hold of partitions.
+type marks struct {
 	recovery, starts, highs map[tp.Partition]int64
+}
+
+// of returns a partition's marks, 0 where none is known.
+func (d *dataDir) of(id tp.Partition) (recovery, start, high int64) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.known.recovery[id], d.known.starts[id], d.known.highs[id]
+}
+
+// forget drops the marks of partitions that are deleted and tells whether a checkpoint holds any of them.
+func (d *dataDir) forget(ids []tp.Partition) (held bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, m := range []map[tp.Partition]int64{d.known.recovery, d.known.starts, d.known.highs} {
+		for _, id := range ids {
+			if _, ok := m[id]; ok {
+				delete(m, id)
+				held = true
+			}
+		}
+	}
+	return held
 }
 
 const fileMax = 64 << 20
@@ -68,9 +98,7 @@ func (d *dataDir) read(logger *slog.Logger) error {
 			return err
 		}
 	}
-	d.recovery = d.checkpoint(log.RecoveryPointFile, logger)
-	d.starts = d.checkpoint(log.LogStartFile, logger)
-	d.highs = d.checkpoint(log.HighWatermarkFile, logger)
+	d.known = marks{d.checkpoint(log.RecoveryPointFile, logger), d.checkpoint(log.LogStartFile, logger), d.checkpoint(log.HighWatermarkFile, logger)}
 	return nil
 }
 
@@ -118,8 +146,27 @@ func (d *dataDir) claim(cluster string, node int32) error {
 	return vfs.WriteFileAtomic(d.fs, d.file(log.MetaFile), log.MarshalMeta(*d.meta))
 }
 
-func (d *dataDir) write(name string, offsets map[tp.Partition]int64) error {
-	return vfs.WriteFileAtomic(d.fs, d.file(name), log.MarshalCheckpoint(offsets))
+// save writes the named checkpoints with the marks that collect returns.
+func (d *dataDir) save(collect func(known marks) marks, names ...string) error {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	now := collect(d.known)
+	var errs []error
+	for _, name := range names {
+		from, to := now.recovery, &d.known.recovery
+		switch name {
+		case log.LogStartFile:
+			from, to = now.starts, &d.known.starts
+		case log.HighWatermarkFile:
+			from, to = now.highs, &d.known.highs
+		}
+		err := vfs.WriteFileAtomic(d.fs, d.file(name), log.MarshalCheckpoint(from))
+		if err == nil {
+			*to = from
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
 }
 
 // markClean says that every log was closed.

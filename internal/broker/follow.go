@@ -78,6 +78,10 @@ func (b *broker) follow(ctx context.Context) {
 	for _, id := range a.remove {
 		b.remove(id)
 	}
+	// Nothing that is known of a deleted partition may be taken for its successor of the same name, now or after a crash.
+	if len(a.remove) > 0 && b.dir.forget(a.remove) {
+		b.checkpoint(log.RecoveryPointFile, log.LogStartFile, log.HighWatermarkFile)
+	}
 	defaults := config.TopicDefaults(b.config())
 	values := map[string]config.Values{}
 	for _, t := range a.follow {
@@ -110,9 +114,9 @@ func (b *broker) follow(ctx context.Context) {
 // open opens a partition's log and starts to lead or follow. A log that cannot be opened leaves the partition offline.
 func (b *broker) open(ctx context.Context, t target, v config.Values) {
 	dir := filepath.Join(b.dir.path, t.id.String())
-	start := b.dir.starts[t.id]
+	recovery, start, _ := b.dir.of(t.id)
 	l, err := log.Open(log.Options{FS: b.dir.fs, Dir: dir, Partition: t.id, TopicID: t.topic.ID, Config: logConfig(v, b.config().Int64("producer.id.expiration.ms")),
-		Clean: b.dir.clean, RecoveryPoint: b.dir.recovery[t.id], LogStart: start, Now: time.Now(), Logger: b.log, Files: b.files, Jitter: jitter})
+		Clean: b.dir.clean, RecoveryPoint: recovery, LogStart: start, Now: time.Now(), Logger: b.log, Files: b.files, Jitter: jitter})
 	if err != nil {
 		b.log.Error("partition is offline", "partition", t.id.String(), "cause", err)
 		b.replicas.put(partition.Offline(t.id, t.topic.ID, b.self, err))
@@ -130,7 +134,8 @@ func (b *broker) open(ctx context.Context, t target, v config.Values) {
 
 // host puts an open log into service.
 func (b *broker) host(l *log.Log, t target, v config.Values) {
-	p := partition.New(t.id, t.topic.ID, b.self, l, b.dir.highs[t.id])
+	_, _, high := b.dir.of(t.id)
+	p := partition.New(t.id, t.topic.ID, b.self, l, high)
 	if s := b.tieringOf(); s != nil {
 		p.OnRoll = s.Poke
 	}
@@ -202,7 +207,6 @@ func (b *broker) closeLogs(clean bool) error {
 	var group errgroup.Group
 	group.SetLimit(workers())
 	errs := make(chan error, len(b.replicas.all()))
-	recovery, starts, highs := b.marks()
 	for _, p := range b.replicas.all() {
 		group.Go(func() error {
 			if p.Cause() != nil {
@@ -221,40 +225,48 @@ func (b *broker) closeLogs(clean bool) error {
 	for err := range errs {
 		failed = errors.Join(failed, err)
 	}
-	for _, p := range b.replicas.all() {
-		if l := p.Log(); l != nil && failed == nil {
-			recovery[p.ID()] = l.Offsets().End
+	failed = errors.Join(failed, b.dir.save(func(known marks) marks {
+		m := b.marks(known)
+		for _, p := range b.replicas.all() {
+			if l := p.Log(); l != nil && failed == nil {
+				m.recovery[p.ID()] = l.Offsets().End
+			}
 		}
-	}
-	failed = errors.Join(failed, b.dir.write(log.RecoveryPointFile, recovery), b.dir.write(log.LogStartFile, starts), b.dir.write(log.HighWatermarkFile, highs))
+		return m
+	}, log.RecoveryPointFile, log.LogStartFile, log.HighWatermarkFile))
 	if failed == nil && clean {
 		failed = b.dir.markClean(b.epoch)
 	}
 	return failed
 }
 
-// marks collects what the checkpoints hold.
-func (b *broker) marks() (recovery, starts, highs map[tp.Partition]int64) {
-	recovery, starts, highs = map[tp.Partition]int64{}, map[tp.Partition]int64{}, map[tp.Partition]int64{}
+// marks collects what the checkpoints are to hold.
+func (b *broker) marks(known marks) marks {
+	m := marks{map[tp.Partition]int64{}, map[tp.Partition]int64{}, map[tp.Partition]int64{}}
 	for _, p := range b.replicas.all() {
 		l := p.Log()
 		if l == nil {
 			// Keep what was known of a partition that could not be opened.
-			if at, ok := b.dir.recovery[p.ID()]; ok {
-				recovery[p.ID()] = at
+			if at, ok := known.recovery[p.ID()]; ok {
+				m.recovery[p.ID()] = at
 			}
-			if at, ok := b.dir.starts[p.ID()]; ok {
-				starts[p.ID()] = at
+			if at, ok := known.starts[p.ID()]; ok {
+				m.starts[p.ID()] = at
 			}
 			continue
 		}
 		o := l.Offsets()
-		recovery[p.ID()], highs[p.ID()] = o.RecoveryPoint, p.HighWatermark()
+		m.recovery[p.ID()], m.highs[p.ID()] = o.RecoveryPoint, p.HighWatermark()
 		if l.Config().Tiered || o.LogStart > 0 {
-			starts[p.ID()] = o.LogStart
+			m.starts[p.ID()] = o.LogStart
 		}
 	}
-	return recovery, starts, highs
+	return m
+}
+
+// checkpoint writes the named checkpoints.
+func (b *broker) checkpoint(names ...string) {
+	b.warn("checkpoint was not written", b.dir.save(b.marks, names...))
 }
 
 // topicGone says whether a topic is not in the image, for the expiry of offsets.

@@ -63,7 +63,8 @@ func (b *broker) continueBehind(ctx context.Context, l *log.Log, t target) error
 	if err != nil {
 		return fmt.Errorf("producers of segment %s: %w", segment.ID, err)
 	}
-	start := max(b.dir.starts[t.id], t.state.LogStart, remote.Start())
+	_, start, _ := b.dir.of(t.id)
+	start = max(start, t.state.LogStart, remote.Start())
 	return l.TruncateFullyAndStartAt(segment.End+1, start, epochs, snapshot)
 }
 
@@ -81,7 +82,5 @@ func (b *broker) finishRestore(r restoredLog) {
 	b.host(r.log, target{r.target.id, topic, state}, config.TopicValues(config.TopicDefaults(b.config()), topic.Configs))
 	b.log.Info("log continues behind the tier", "partition", r.target.id.String(), "at", r.log.Offsets().End)
 	// The old recovery point must not outlive the old log.
-	recovery, starts, _ := b.marks()
-	b.warn("checkpoint was not written", b.dir.write(log.RecoveryPointFile, recovery))
-	b.warn("checkpoint was not written", b.dir.write(log.LogStartFile, starts))
+	b.checkpoint(log.RecoveryPointFile, log.LogStartFile)
 }

@@ -34,13 +34,10 @@ func (b *broker) background(ctx context.Context, group *errgroup.Group) {
 		}
 	})
 	every(ctx, group, ms("log.flush.offset.checkpoint.interval.ms"), ms("log.flush.offset.checkpoint.interval.ms"), func() {
-		recovery, starts, _ := b.marks()
-		b.warn("checkpoint was not written", b.dir.write(log.RecoveryPointFile, recovery))
-		b.warn("checkpoint was not written", b.dir.write(log.LogStartFile, starts))
+		b.checkpoint(log.RecoveryPointFile, log.LogStartFile)
 	})
 	every(ctx, group, ms("replica.high.watermark.checkpoint.interval.ms"), ms("replica.high.watermark.checkpoint.interval.ms"), func() {
-		_, _, highs := b.marks()
-		b.warn("checkpoint was not written", b.dir.write(log.HighWatermarkFile, highs))
+		b.checkpoint(log.HighWatermarkFile)
 	})
 }
 
@@ -89,8 +86,7 @@ func (b *broker) retain() {
 		}
 	}
 	if moved {
-		_, starts, _ := b.marks()
-		b.warn("checkpoint was not written", b.dir.write(log.LogStartFile, starts))
+		b.checkpoint(log.LogStartFile)
 	}
 }
 
