@@ -64,6 +64,9 @@ type Service struct {
 	poked  chan struct{}
 	orphan time.Time // next look at deleted topics
 	sweeps bool      // one is under way
+	// copies are the uploads under way. What is being written must not be cleared away yet, or objects would be left that
+	// no record knows.
+	copies map[tp.UUID]bool
 }
 
 // entry is one partition that this broker leads.
@@ -86,7 +89,7 @@ type Lag struct {
 
 // New returns a service without partitions.
 func New(o Options) *Service {
-	return &Service{o: o, slots: semaphore.NewWeighted(int64(o.Workers)), parts: map[tp.Partition]*entry{}, poked: make(chan struct{}, 1)}
+	return &Service{o: o, slots: semaphore.NewWeighted(int64(o.Workers)), parts: map[tp.Partition]*entry{}, copies: map[tp.UUID]bool{}, poked: make(chan struct{}, 1)}
 }
 
 // Lead adds a tiered partition that this broker leads, or looks at it anew.
@@ -288,13 +291,12 @@ func (s *Service) step(ctx context.Context, e *entry) (more bool, err error) {
 		}
 		more = true
 	}
-	if err := s.clean(ctx, p.TopicID(), p.ID(), in.Remote, plan.Clean); err != nil {
-		return false, err
+	cleaned := s.clean(ctx, p.TopicID(), p.ID(), in.Remote, plan.Clean)
+	if plan.Copy == nil || cleaned != nil && !errors.Is(cleaned, objstore.ErrAccess) {
+		return more, cleaned
 	}
-	if plan.Copy == nil {
-		return more, nil
-	}
-	return true, s.copy(ctx, e, l, marks, *plan.Copy)
+	// A bucket that may not be deleted from fills up, but that is no reason for the disk to.
+	return true, errors.Join(cleaned, s.copy(ctx, e, l, marks, *plan.Copy))
 }
 
 // record runs a controller command and waits until the partition has taken its result over.
@@ -324,20 +326,29 @@ func (s *Service) copy(ctx context.Context, e *entry, l *log.Log, marks partitio
 	}
 	seg := tier.Segment{ID: id, Topic: p.ID().Topic, TopicID: p.TopicID(), Partition: p.ID().Index, Start: src.Start, End: src.End, MaxTimestamp: src.MaxTimestamp,
 		Size: src.Size, Epochs: src.Epochs, LeaderEpoch: marks.LeaderEpoch, Broker: s.o.Self, EventTime: time.Now().UnixMilli(), State: tier.CopyStarted, TxnIndexEmpty: len(src.TxnIndex) == 0}
-	if err := s.record(ctx, func(img *metadata.Image, _ int64) ([]metadata.Record, error) { return controller.StartCopy(img, seg) }); err != nil {
-		return err
-	}
+	started := false
 	s.mu.Lock()
-	e.copying = id
+	s.copies[id] = true
 	s.mu.Unlock()
 	defer func() {
 		s.mu.Lock()
+		delete(s.copies, id)
 		e.copying = tp.UUID{}
+		if errors.Is(err, errMoved) {
+			s.orphan = time.Time{} // the topic may be gone, and its sweep waited for this upload
+		}
 		s.mu.Unlock()
-		if err != nil && ctx.Err() == nil {
+		if started && err != nil && ctx.Err() == nil {
 			s.o.Observe(Event{Topic: seg.Topic, Err: err})
 		}
 	}()
+	if err := s.record(ctx, func(img *metadata.Image, _ int64) ([]metadata.Record, error) { return controller.StartCopy(img, seg) }); err != nil {
+		return err
+	}
+	started = true
+	s.mu.Lock()
+	e.copying = id
+	s.mu.Unlock()
 	s.o.Observe(Event{Topic: seg.Topic, Started: true})
 	result, err := uploader.Upload(ctx, s.o.Bucket, &seg, uploader.Source{Log: src.Log, Size: src.Size, OffsetIndex: src.OffsetIndex, TimeIndex: src.TimeIndex,
 		TxnIndex: src.TxnIndex, ProducerSnapshot: src.ProducerSnapshot, LeaderEpochs: src.LeaderEpochs}, s.o.Upload)
@@ -358,7 +369,10 @@ func (s *Service) copy(ctx context.Context, e *entry, l *log.Log, marks partitio
 func (s *Service) clean(ctx context.Context, topic tp.UUID, id tp.Partition, remote tier.Segments, ids []tp.UUID) error {
 	for _, segmentID := range ids {
 		seg := remote.Get(segmentID)
-		if seg == nil {
+		s.mu.Lock()
+		busy := s.copies[segmentID]
+		s.mu.Unlock()
+		if seg == nil || busy {
 			continue
 		}
 		s.o.Forget(segmentID)
