@@ -85,11 +85,11 @@ func (s *Server) Serve(ctx context.Context, name string, ln net.Listener) error 
 			break
 		}
 		if s.open.Load() >= int64(s.limits.ConnectionsMax) {
-			c.Close()
 			if s.metrics.Refused != nil {
 				s.metrics.Refused()
 			}
 			s.log.Warn("connection refused: max.connections are open", "peer", c.RemoteAddr().String(), "max.connections", s.limits.ConnectionsMax)
+			c.Close()
 			continue
 		}
 		s.count(1)
