@@ -1,6 +1,7 @@
 package config
 
 import (
+	"maps"
 	"strings"
 	"testing"
 )
@@ -119,6 +120,10 @@ func TestRetentionFamilies(t *testing.T) {
 func TestReadProperties(t *testing.T) {
 	raw, err := ReadProperties(strings.NewReader("# note\n\nnode.id=3\n listeners = PLAINTEXT://a:1,\\\n   PLAINTEXT://b:2\nlog.dir: /x\n"))
 	if err != nil || raw["node.id"] != "3" || raw["listeners"] != "PLAINTEXT://a:1,PLAINTEXT://b:2" || raw["log.dir"] != "/x" {
+		t.Fatal(raw, err)
+	}
+	raw, err = ReadProperties(strings.NewReader("# no continuation \\\na\t1\nb  =  x=y \r\nc = C:\\\\\nd:\ne 1\\\n\\\n  2\\"))
+	if want := map[string]string{"a": "1", "b": "x=y", "c": `C:\`, "d": "", "e": "12"}; err != nil || !maps.Equal(raw, want) {
 		t.Fatal(raw, err)
 	}
 	if _, err := ReadProperties(strings.NewReader("a=1\nb\na=2\n")); err == nil || !strings.Contains(err.Error(), "line 2") || !strings.Contains(err.Error(), "a is set twice") {

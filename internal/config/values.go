@@ -108,32 +108,37 @@ func (v Values) Explicit() []string {
 	return names
 }
 
-// ReadProperties reads the syntax of server.properties: key=value or key:value, # and ! comments, \ at a line's end
-// continues it. The same key twice is an error, since one of the two would be silently lost.
+// ReadProperties reads the syntax of server.properties: key=value, key:value or key value, # and ! comments, \ at a line's
+// end continues it. The same key twice is an error, since one of the two would be silently lost.
 func ReadProperties(r io.Reader) (map[string]string, error) {
 	raw := map[string]string{}
 	scanner := bufio.NewScanner(r)
 	scanner.Buffer(make([]byte, 64<<10), 1<<20)
 	var problems []error
 	line, pending := 0, ""
-	for scanner.Scan() {
-		line++
-		text := strings.TrimLeft(scanner.Text(), " \t\f")
+	next := func() (string, bool) {
+		if scanner.Scan() {
+			line++
+			return scanner.Text(), true
+		}
+		return "", pending != "" // what the last line wanted to continue ends with the file
+	}
+	for text, more := next(); more; text, more = next() {
+		text = strings.TrimLeft(text, " \t\f")
 		if pending == "" && (text == "" || text[0] == '#' || text[0] == '!') {
 			continue
 		}
 		text = pending + text
-		if strings.HasSuffix(text, `\`) && !strings.HasSuffix(text, `\\`) {
+		if slashes := len(text) - len(strings.TrimRight(text, `\`)); slashes%2 == 1 {
 			pending = strings.TrimSuffix(text, `\`)
 			continue
 		}
 		pending = ""
-		i := strings.IndexAny(text, "=:")
-		if i <= 0 {
+		name, value := splitProperty(text)
+		if name == "" || value == "" && !strings.ContainsAny(text, "=:") {
 			problems = append(problems, fmt.Errorf("line %d: want key=value, got %q", line, text))
 			continue
 		}
-		name, value := strings.TrimSpace(text[:i]), strings.TrimSpace(text[i+1:])
 		if _, twice := raw[name]; twice {
 			problems = append(problems, fmt.Errorf("line %d: %s is set twice", line, name))
 			continue
@@ -144,4 +149,17 @@ func ReadProperties(r io.Reader) (map[string]string, error) {
 		problems = append(problems, err)
 	}
 	return raw, errors.Join(problems...)
+}
+
+// splitProperty cuts at the first =, : or blank; blanks around an = or : belong to neither side.
+func splitProperty(text string) (name, value string) {
+	i := strings.IndexAny(text, "=: \t\f")
+	if i < 0 {
+		return text, ""
+	}
+	value = strings.TrimSpace(text[i:])
+	if value != "" && (value[0] == '=' || value[0] == ':') {
+		value = strings.TrimSpace(value[1:])
+	}
+	return text[:i], value
 }
