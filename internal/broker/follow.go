@@ -122,9 +122,6 @@ func (b *broker) open(ctx context.Context, t target, v config.Values) {
 		b.replicas.put(partition.Offline(t.id, t.topic.ID, b.self, err))
 		return
 	}
-	if r := l.Recovery(); r.TornBytes > 0 || r.IndexesRebuilt > 0 {
-		b.log.Warn("log was recovered", "partition", t.id.String(), "torn bytes cut", r.TornBytes, "segments scanned", r.SegmentsScanned, "indexes rebuilt", r.IndexesRebuilt, "cause", r.Cause)
-	}
 	if end := t.state.Remote.End(); end >= l.Offsets().End && b.tier != nil {
 		b.restore(ctx, l, t)
 		return

@@ -496,8 +496,8 @@ func (l *Log) carryOut(o Options, d *survey, p *plan) error {
 	l.highWatermark, l.flushedMs = local, nowMs
 	l.activeJitter = o.Config.jitter(l.draw)
 	if r := p.report; r.TornBytes > 0 || r.SegmentsRemoved > 0 || r.IndexesRebuilt > 0 || r.Restarted {
-		l.logger.Warn("recovered log", "partition", l.partition.String(), "tornBytes", r.TornBytes, "segmentsRemoved", r.SegmentsRemoved,
-			"segmentsScanned", r.SegmentsScanned, "indexesRebuilt", r.IndexesRebuilt, "restarted", r.Restarted, "cause", r.Cause)
+		l.logger.Warn("log was recovered", "partition", l.partition.String(), "torn bytes cut", r.TornBytes, "segments removed", r.SegmentsRemoved,
+			"segments scanned", r.SegmentsScanned, "indexes rebuilt", r.IndexesRebuilt, "restarted", r.Restarted, "cause", r.Cause)
 	}
 	l.publishLocked()
 	return nil
