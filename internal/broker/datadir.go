@@ -174,6 +174,19 @@ func (d *dataDir) markClean(epoch int64) error {
 	return vfs.WriteFileAtomic(d.fs, d.file(log.CleanShutdownFile), log.MarshalCleanShutdown(epoch))
 }
 
+// setAside renames the folder of a deleted partition, which nobody has open, so that it goes at the next start at the latest.
+// Without a folder there is no path.
+func (d *dataDir) setAside(id tp.Partition, topic tp.UUID) (path string, err error) {
+	from := d.file(id.String())
+	path = fmt.Sprintf("%s.%x-delete", from, topic)
+	if err := d.fs.Rename(from, path); errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	} else if err != nil {
+		return "", err
+	}
+	return path, d.fs.SyncDir(d.path)
+}
+
 // strays moves folders of partitions that the image does not know out of the way, and finishes deletions that a crash
 // interrupted. Nothing that may hold data is deleted here.
 func (d *dataDir) strays(known func(tp.Partition) bool, logger *slog.Logger) error {

@@ -180,13 +180,24 @@ func (b *broker) remove(id tp.Partition) {
 	if s := b.tieringOf(); s != nil {
 		s.Stop(id)
 	}
-	l := p.Log()
+	l, cause := p.Log(), p.Cause()
 	p.Retire()
-	if l == nil {
+	var delay time.Duration
+	var path string
+	var err error
+	switch {
+	case l != nil:
+		delay = time.Duration(l.Config().FileDeleteDelayMs) * time.Millisecond
+		path, err = l.Delete()
+	case errors.Is(cause, errRestoring):
+		return // finishRestore deletes what is still in use there
+	default:
+		// What could not be opened must not stay in the way of a topic of the same name.
+		path, err = b.dir.setAside(id, p.TopicID())
+	}
+	if path == "" && err == nil {
 		return
 	}
-	delay := time.Duration(l.Config().FileDeleteDelayMs) * time.Millisecond
-	path, err := l.Delete()
 	if err != nil {
 		b.log.Error("a deleted partition's folder could not be set aside", "partition", id.String(), "cause", err)
 		return
