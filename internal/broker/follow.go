@@ -82,6 +82,14 @@ func (b *broker) follow(ctx context.Context) {
 	if len(a.remove) > 0 && b.dir.forget(a.remove) {
 		b.checkpoint(log.RecoveryPointFile, log.LogStartFile, log.HighWatermarkFile)
 	}
+	for _, t := range delta.Removed {
+		if _, again := img.Topics[t.Name]; !again {
+			b.metrics.Forget(t.Name)
+			if b.tier != nil {
+				b.tier.metrics.forget(t.Name)
+			}
+		}
+	}
 	defaults := config.TopicDefaults(b.config())
 	values := map[string]config.Values{}
 	for _, t := range a.follow {

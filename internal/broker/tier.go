@@ -28,6 +28,7 @@ type tierParts struct {
 	bucket      objstore.Bucket
 	reader      *reader.Reader
 	service     *tiering.Service
+	metrics     *copyMetrics
 	copy, fetch *rate.Limiter // KIP-956; changed while running
 }
 
@@ -142,8 +143,13 @@ func (b *broker) openTier() error {
 	service := tiering.New(tiering.Options{Self: b.self, Bucket: store, Control: b.control, Image: b.quorum.Image, Config: b.tierConfig, Forget: r.Forget,
 		Upload:      uploader.Options{Prefix: prefix, Write: write, SkipCompressed: true, Limiter: b.tier.copy, Spool: uploader.FileSpool(spool)},
 		Interval:    time.Duration(c.Int64("remote.log.manager.task.interval.ms")) * time.Millisecond,
-		DeleteDelay: b.deleteDelay(), Workers: c.Int("remote.log.manager.copier.thread.pool.size"), Log: b.log, Observe: copyMetrics.observe})
-	b.tier.reader, b.tier.service = r, service
+		DeleteDelay: b.deleteDelay(), Workers: c.Int("remote.log.manager.copier.thread.pool.size"), Log: b.log, Observe: func(e tiering.Event) {
+			if _, ok := b.quorum.Image().Topics[e.Topic]; !ok {
+				e.Topic = "" // a deleted topic has no series of its own
+			}
+			copyMetrics.observe(e)
+		}})
+	b.tier.reader, b.tier.service, b.tier.metrics = r, service, copyMetrics
 	return nil
 }
 
@@ -236,6 +242,13 @@ func (m *copyMetrics) Describe(c chan<- *prometheus.Desc) {
 func (m *copyMetrics) Collect(c chan<- prometheus.Metric) {
 	for _, v := range m.all() {
 		v.Collect(c)
+	}
+}
+
+// forget drops the series of a topic that was deleted.
+func (m *copyMetrics) forget(topic string) {
+	for _, v := range m.all() {
+		v.DeleteLabelValues(topic)
 	}
 }
 

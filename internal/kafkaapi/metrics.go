@@ -56,5 +56,12 @@ func (m *Metrics) answered(h wire.Header, took time.Duration) {
 	m.seconds.WithLabelValues(name).Observe(took.Seconds())
 }
 
+// Forget drops the series of a topic that was deleted.
+func (m *Metrics) Forget(topic string) {
+	for _, v := range []*prometheus.CounterVec{m.bytesIn, m.bytesOut, m.failed, m.remote} {
+		v.DeleteLabelValues(topic)
+	}
+}
+
 // Located counts bytes whose place was handed out.
 func (m *Metrics) Located(bytes int64) { m.located.Add(float64(bytes)) }
