@@ -296,7 +296,7 @@ func (b *broker) assemble() error {
 	}
 	fetcher := &fetch.Service{Replicas: b.replicas, Sessions: fetch.NewSessions(b.static.Int("max.incremental.fetch.session.cache.slots")),
 		Validity: b.deleteDelay(), Located: b.metrics.Located, TierFailed: b.tierFailed, Stopping: b.stopping}
-	services := kafkaapi.Services{NodeID: b.self, Image: b.quorum.Image, Config: b.config, Control: b.control, ProducerIDs: control.NewProducerIDs(b.control),
+	services := kafkaapi.Services{NodeID: b.self, Image: b.quorum.Image, Static: b.static, Config: b.config, Control: b.control, ProducerIDs: control.NewProducerIDs(b.control),
 		Replicas: b.replicas, Fetch: fetcher, Groups: b.groups, LogDir: b.dir.path, DiskUsage: diskUsage(b.dir.path), Log: b.log, Metrics: b.metrics,
 		// Without a delay a place could be gone before its reader gets there.
 		DirectFetch: b.tier != nil && b.static.Bool("varve.direct.fetch.enable") && b.deleteDelay() > 0}

@@ -40,7 +40,8 @@ type TierLookup interface {
 type Services struct {
 	NodeID      int32
 	Image       func() *metadata.Image
-	Config      func() config.Values // the broker's settings with the dynamic ones
+	Static      config.Values        // the broker's settings as it was started
+	Config      func() config.Values // the same with the dynamic ones
 	Control     *control.Client
 	ProducerIDs *control.ProducerIDs
 	Replicas    Replicas

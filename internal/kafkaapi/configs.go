@@ -25,43 +25,86 @@ const (
 	sourceDefault = kmsg.ConfigSourceDefaultConfig
 )
 
-// described is one config of a resource.
-type described struct {
-	Name     string
-	Value    *string
-	Source   kmsg.ConfigSource
-	ReadOnly bool
-	Key      *config.Key
+// setting is a value that a key has somewhere.
+type setting struct {
+	Name   string
+	Value  string
+	Source kmsg.ConfigSource
 }
 
-// describe lists the keys of a table: a resource's own values over the defaults, with wanted nil all that are not hidden.
-func describe(table *config.Table, defaults, own map[string]string, ownSource kmsg.ConfigSource, wanted []string) []described {
-	var out []described
-	keys := table.Keys()
+// described is one config of a resource: its settings, the one that counts first.
+type described struct {
+	Key      *config.Key
+	Settings []setting
+	ReadOnly bool
+}
+
+// describer knows where the values of an image's resources come from.
+type describer struct {
+	node     int32
+	img      *metadata.Image
+	static   config.Values
+	fallback map[string]string // what holds for topics without values of their own
+}
+
+func (a *API) describer() describer {
+	return describer{a.NodeID, a.Image(), a.Static, config.TopicDefaults(a.Config())}
+}
+
+// topics lists the configs of a topic whose own are given; with wanted nil all that are not hidden.
+func (d describer) topics(own map[string]string, wanted []string) (list []described) {
+	keys := config.Topic.Keys()
 	for i := range keys {
 		k := &keys[i]
-		if wanted != nil && !slices.Contains(wanted, k.Name) {
+		if !wants(wanted, k.Name) {
 			continue
 		}
-		d := described{Name: k.Name, Source: sourceDefault, Key: k}
-		v, set := own[k.Name]
-		switch fallback, ok := defaults[k.Name]; {
-		case set:
-			d.Source = ownSource
-		case k.Hidden:
-			continue
-		case ok && fallback != k.Default:
-			v, d.Source = fallback, sourceStatic
-		default:
-			v = k.Default
+		if s := d.topic(k, own); len(s) > 0 {
+			list = append(list, described{Key: k, Settings: s})
 		}
-		if k.Kind != config.Password {
-			d.Value = &v
-		}
-		out = append(out, d)
 	}
-	return out
+	return list
 }
+
+// broker lists the settings of a broker's key. A key that has neither a value nor a table row has none.
+func (d describer) broker(name string) (out []setting) {
+	for _, own := range []struct {
+		set    map[string]string
+		source kmsg.ConfigSource
+	}{{d.img.BrokerConfigs[d.node], sourceBroker}, {d.img.BrokerConfigs[controller.ClusterWide], sourceCluster}} {
+		if v, ok := own.set[name]; ok {
+			out = append(out, setting{name, v, own.source})
+		}
+	}
+	k, ok := config.Broker.Lookup(name)
+	if !ok {
+		return out
+	}
+	if d.static.IsSet(name) {
+		out = append(out, setting{name, d.static.Get(name), sourceStatic})
+	}
+	return append(out, setting{name, k.Default, sourceDefault})
+}
+
+// topic lists the settings of a topic's key.
+func (d describer) topic(k *config.Key, own map[string]string) (out []setting) {
+	if v, ok := own[k.Name]; ok {
+		out = append(out, setting{k.Name, v, sourceTopic})
+	} else if k.Hidden {
+		return nil
+	}
+	if k.Synonym == "" {
+		return append(out, setting{k.Name, k.Default, sourceDefault})
+	}
+	of := d.broker(k.Synonym)
+	if fallback := d.fallback[k.Name]; of[0].Source == sourceDefault && fallback != k.Default {
+		of = append([]setting{{k.Synonym, fallback, sourceStatic}}, of...) // given in another unit
+	}
+	return append(out, of...)
+}
+
+// wants tells whether a request asks for a key; nil asks for all.
+func wants(names []string, name string) bool { return names == nil || slices.Contains(names, name) }
 
 // describeConfigs serves DescribeConfigs (KIP-133, KIP-226, KIP-569).
 func (a *API) describeConfigs(_ context.Context, _ *call, req *kmsg.DescribeConfigsRequest) *kmsg.DescribeConfigsResponse {
@@ -81,7 +124,8 @@ func (a *API) describeConfigs(_ context.Context, _ *call, req *kmsg.DescribeConf
 }
 
 func (a *API) describeResource(img *metadata.Image, rr kmsg.DescribeConfigsRequestResource) ([]described, error) {
-	broker := a.Config()
+	d := a.describer()
+	var list []described
 	switch rr.ResourceType {
 	case resourceTopic:
 		if err := controller.CheckTopicName(rr.ResourceName); err != nil {
@@ -91,61 +135,57 @@ func (a *API) describeResource(img *metadata.Image, rr kmsg.DescribeConfigsReque
 		if !ok {
 			return nil, fmt.Errorf("%w: %s", errUnknownTopic, rr.ResourceName)
 		}
-		return describe(config.Topic, config.TopicDefaults(broker), t.Configs, sourceTopic, rr.ConfigNames), nil
+		return d.topics(t.Configs, rr.ConfigNames), nil
 	case resourceBroker:
-		if rr.ResourceName == "" {
-			own := img.BrokerConfigs[controller.ClusterWide]
-			return slices.DeleteFunc(describe(config.Broker, nil, own, sourceCluster, rr.ConfigNames), func(d described) bool { return d.Source != sourceCluster }), nil
-		}
-		id, err := brokerID(rr.ResourceName)
-		if err != nil {
-			return nil, err
-		}
-		if id != a.NodeID {
-			return nil, refuse(errInvalidRequest, "Unexpected broker id, expected %d or empty string, but received %s", a.NodeID, rr.ResourceName)
-		}
-		static := map[string]string{}
-		for _, name := range broker.Explicit() {
-			static[name] = broker.Get(name)
-		}
-		list := describe(config.Broker, nil, static, sourceStatic, rr.ConfigNames)
-		for i := range list {
-			if _, ok := img.BrokerConfigs[id][list[i].Name]; ok {
-				list[i].Source = sourceBroker
-			} else if _, ok := img.BrokerConfigs[controller.ClusterWide][list[i].Name]; ok {
-				list[i].Source = sourceCluster
+		if rr.ResourceName != "" {
+			id, err := brokerID(rr.ResourceName)
+			if err != nil {
+				return nil, err
 			}
-			list[i].ReadOnly = list[i].Key.Mode == config.ReadOnly
+			if id != a.NodeID {
+				return nil, refuse(errInvalidRequest, "Unexpected broker id, expected %d or empty string, but received %s", a.NodeID, rr.ResourceName)
+			}
 		}
-		return list, nil
+		keys := config.Broker.Keys()
+		for i := range keys {
+			k := &keys[i]
+			if !wants(rr.ConfigNames, k.Name) || k.Hidden && !a.Static.IsSet(k.Name) {
+				continue
+			}
+			settings := d.broker(k.Name)
+			if rr.ResourceName == "" { // what is set for the cluster, and nothing else
+				settings = slices.DeleteFunc(settings, func(s setting) bool { return s.Source != sourceCluster })
+			}
+			list = append(list, described{k, settings, k.Mode == config.ReadOnly && rr.ResourceName != ""})
+		}
+	default:
+		return nil, refuse(errInvalidRequest, "Unsupported resource type: %d", rr.ResourceType)
 	}
-	return nil, refuse(errInvalidRequest, "Unsupported resource type: %d", rr.ResourceType)
+	return slices.DeleteFunc(list, func(d described) bool { return len(d.Settings) == 0 }), nil
 }
 
 func (a *API) configEntry(req *kmsg.DescribeConfigsRequest, d described) kmsg.DescribeConfigsResponseResourceConfig {
 	e := kmsg.NewDescribeConfigsResponseResourceConfig()
-	e.Name, e.Value, e.Source, e.ReadOnly = d.Name, d.Value, d.Source, d.ReadOnly
-	e.IsDefault = d.Source == sourceDefault
-	e.IsSensitive = d.Key.Kind == config.Password
+	sensitive := d.Key.Kind == config.Password
+	shown := func(s setting) *string {
+		if sensitive {
+			return nil
+		}
+		return &s.Value
+	}
+	counts := d.Settings[0]
+	e.Name, e.Value, e.Source, e.ReadOnly = d.Key.Name, shown(counts), counts.Source, d.ReadOnly
+	e.IsDefault = counts.Source == sourceDefault
+	e.IsSensitive = sensitive
 	e.ConfigType = kmsg.ConfigType(d.Key.Kind)
 	if req.IncludeDocumentation {
 		e.Documentation = &d.Key.Doc
 	}
 	if req.IncludeSynonyms {
-		add := func(name string, value *string, source kmsg.ConfigSource) {
+		for _, from := range d.Settings {
 			s := kmsg.NewDescribeConfigsResponseResourceConfigConfigSynonym()
-			s.Name, s.Value, s.Source = name, value, source
+			s.Name, s.Value, s.Source = from.Name, shown(from), from.Source
 			e.ConfigSynonyms = append(e.ConfigSynonyms, s)
-		}
-		if d.Source != sourceDefault {
-			add(d.Name, d.Value, d.Source)
-		}
-		if !e.IsSensitive && (d.Key.Synonym != "" || d.Source == sourceDefault) {
-			name := d.Key.Synonym
-			if name == "" {
-				name = d.Name
-			}
-			add(name, &d.Key.Default, sourceDefault)
 		}
 	}
 	return e

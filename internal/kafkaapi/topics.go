@@ -7,7 +7,6 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/varve-io/varve/internal/config"
 	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/coordinator"
 	"github.com/varve-io/varve/internal/metadata"
@@ -69,7 +68,7 @@ func (a *API) createTopics(ctx context.Context, _ *call, req *kmsg.CreateTopicsR
 		}
 		made[i], errs[i] = &results[j], results[j].Err
 	}
-	defaults := config.TopicDefaults(a.Config())
+	d := a.describer()
 	for i := range req.Topics {
 		t := kmsg.NewCreateTopicsResponseTopic()
 		t.Topic, t.ErrorCode, t.ErrorMessage = req.Topics[i].Topic, code(errs[i]), message(errs[i])
@@ -78,9 +77,9 @@ func (a *API) createTopics(ctx context.Context, _ *call, req *kmsg.CreateTopicsR
 			if req.ValidateOnly {
 				t.TopicID = [16]byte{}
 			}
-			for _, c := range describe(config.Topic, defaults, made[i].Configs, sourceTopic, nil) {
+			for _, c := range d.topics(made[i].Configs, nil) {
 				e := kmsg.NewCreateTopicsResponseTopicConfig()
-				e.Name, e.Value, e.Source, e.ReadOnly = c.Name, c.Value, int8(c.Source), c.ReadOnly
+				e.Name, e.Value, e.Source = c.Key.Name, &c.Settings[0].Value, int8(c.Settings[0].Source)
 				t.Configs = append(t.Configs, e)
 			}
 		}
