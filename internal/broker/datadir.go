@@ -2,6 +2,7 @@ package broker
 
 import (
 	"crypto/rand"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -178,7 +179,7 @@ func (d *dataDir) markClean(epoch int64) error {
 // Without a folder there is no path.
 func (d *dataDir) setAside(id tp.Partition, topic tp.UUID) (path string, err error) {
 	from := d.file(id.String())
-	path = fmt.Sprintf("%s.%x-delete", from, topic)
+	path = d.file(log.AsideName(id.String(), hex.EncodeToString(topic[:]), "delete"))
 	if err := d.fs.Rename(from, path); errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	} else if err != nil {
@@ -215,7 +216,7 @@ func (d *dataDir) strays(known func(tp.Partition) bool, logger *slog.Logger) err
 		if err != nil {
 			return err
 		}
-		stray := e.Name + "." + id.String() + "-stray"
+		stray := log.AsideName(e.Name, id.String(), "stray")
 		logger.Warn("a partition's folder is not known to the cluster and was set aside", "folder", d.file(e.Name), "now", stray)
 		if err := d.fs.Rename(d.file(e.Name), d.file(stray)); err != nil {
 			return err

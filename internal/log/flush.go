@@ -1,11 +1,13 @@
 package log
 
 import (
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math"
 	"path/filepath"
+	"strings"
 
 	"github.com/varve-io/varve/internal/segment"
 )
@@ -132,10 +134,11 @@ func (l *Log) forgetLocked() {
 func (l *Log) Delete() (string, error) {
 	l.CloseDirty()
 	for i := 0; ; i++ {
-		to := fmt.Sprintf("%s.%x-delete", l.dir, l.topicID)
+		unique := hex.EncodeToString(l.topicID[:])
 		if i > 0 {
-			to = fmt.Sprintf("%s.%x%02x-delete", l.dir, l.topicID, i)
+			unique += fmt.Sprintf("%02x", i)
 		}
+		to := filepath.Join(filepath.Dir(l.dir), AsideName(filepath.Base(l.dir), unique, "delete"))
 		if _, err := l.fs.Stat(to); err == nil {
 			continue
 		} else if !errors.Is(err, fs.ErrNotExist) {
@@ -149,4 +152,19 @@ func (l *Log) Delete() (string, error) {
 		}
 		return to, nil
 	}
+}
+
+// fileNameMax is what the usual file systems allow, in bytes.
+const fileNameMax = 255
+
+// AsideName is what the folder TOPIC-PARTITION is called once it is out of service: TOPIC-PARTITION.UNIQUE-SUFFIX, as in
+// Kafka (UnifiedLog.logDeleteDirName), with as much of the topic's name as a file name has room for.
+func AsideName(folder, unique, suffix string) string {
+	tail := "." + unique + "-" + suffix
+	if over := len(folder) + len(tail) - fileNameMax; over > 0 {
+		if i := strings.LastIndexByte(folder, '-'); i > over {
+			folder = folder[:i-over] + folder[i:]
+		}
+	}
+	return folder + tail
 }
