@@ -1,11 +1,12 @@
 // Package quietlog is a slog.Handler that counts repeated warnings and errors instead of writing each: the first of a kind goes
 // out at once, those of the next interval are counted, and the next one after it carries the count. Info and debug lines
-// pass. A kind is a message with its cause; which partition or peer it was about does not make another kind.
+// pass. A kind is a message with its cause; which partition, peer or object it was about does not make another kind.
 package quietlog
 
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 )
@@ -58,7 +59,11 @@ func (h *Handler) Handle(ctx context.Context, r slog.Record) error {
 	key := r.Level.String() + r.Message
 	r.Attrs(func(a slog.Attr) bool {
 		if a.Key == "cause" {
-			key += a.Value.String()
+			if r.Level < slog.LevelError {
+				key += shape(a.Value.String())
+			} else {
+				key += a.Value.String() // each object that is in error is told of
+			}
 		}
 		return true
 	})
@@ -71,6 +76,20 @@ func (h *Handler) Handle(ctx context.Context, r slog.Record) error {
 		r.AddAttrs(slog.Int("repeated", skipped))
 	}
 	return h.next.Handle(ctx, r)
+}
+
+// shape leaves out of a cause what only says which object it was: keys, ids, paths and offsets. HTTP's codes of failure stay.
+func shape(cause string) string {
+	words := strings.Fields(cause)
+	for i, w := range words {
+		w = strings.Trim(w, `.,:;()"'`)
+		number := strings.Trim(w, "0123456789") == ""
+		status := len(w) == 3 && (w[0] == '4' || w[0] == '5')
+		if len(w) >= 20 || number && !status {
+			words[i] = "*"
+		}
+	}
+	return strings.Join(words, " ")
 }
 
 func (s *state) pass(key string, now time.Time) (skipped int, ok bool) {

@@ -44,3 +44,25 @@ func TestKindsAreBounded(t *testing.T) {
 		t.Fatal(len(h.state.kinds))
 	}
 }
+
+func TestObjectsMakeNoOtherKind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var b bytes.Buffer
+		l := slog.New(New(slog.NewTextHandler(&b, nil)))
+		for _, status := range []int{403, 503} {
+			for i := range 100 {
+				cause := fmt.Errorf("upload offsets %d to %d: put t-%022d/%d.log: status %d", 1000*i, 1000*i+999, i, i, status)
+				l.Warn("failed", "cause", cause)
+			}
+		}
+		if n := strings.Count(b.String(), "\n"); n != 2 {
+			t.Errorf("%d lines of warnings:\n%s", n, &b)
+		}
+		b.Reset()
+		l.Error("offline", "cause", errors.New("/data/one-0/00000000000000000000.log is damaged"))
+		l.Error("offline", "cause", errors.New("/data/two-0/00000000000000000000.log is damaged"))
+		if n := strings.Count(b.String(), "\n"); n != 2 {
+			t.Errorf("%d lines of errors:\n%s", n, &b)
+		}
+	})
+}
