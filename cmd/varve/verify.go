@@ -96,6 +96,9 @@ func verify(cmd *cobra.Command, c *connection, store *storeFlags, topic string, 
 		return err
 	}
 	s := transport.Snapshot()
+	if s.Locations > 0 && s.Served == 0 {
+		return fmt.Errorf("%d records are the same, but all came from the broker: nothing that it has a place for could be read from the bucket; %s", m.equal, tell(s))
+	}
 	return c.print(cmd, map[string]any{"topic": topic, "records": m.equal, "direct": s}, func(w io.Writer) {
 		fmt.Fprintf(w, "%d records are the same both ways; %s\n", m.equal, tell(s))
 	})

@@ -315,3 +315,18 @@ func TestLongestTopicName(t *testing.T) {
 		t.Error(n.log())
 	}
 }
+
+// TestVerifyNeedsTheBucket: where every direct read falls back to the broker, there is nothing to compare with.
+func TestVerifyNeedsTheBucket(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	n.createTopic("v", 1, tieredConfig...)
+	produce(t, n.manual(), "v", 0, 1000)
+	n.tiered("v")
+	if out, code := n.varve("verify", "v", "-b", n.address(), "--bucket", t.TempDir()); code != 1 || !strings.Contains(out, "not_found") {
+		t.Errorf("another bucket: exit %d: %s", code, out)
+	}
+	if out, code := n.varve("verify", "v", "-b", n.address(), "--bucket", filepath.Join(n.dir, "bucket")); code != 0 {
+		t.Errorf("exit %d: %s", code, out)
+	}
+}

@@ -163,9 +163,13 @@ func TestEncryptedObjects(t *testing.T) {
 		}
 		return nil
 	})
-	out, code := n.varve("verify", "secret", "-b", n.address(), "--bucket", filepath.Join(n.dir, "bucket"))
-	if code != 0 || !strings.Contains(out, "3000 records are the same both ways") {
+	out, code := n.varve("verify", "secret", "-b", n.address(), "--bucket", filepath.Join(n.dir, "bucket"), "--key-pair", "one="+file)
+	if code != 0 || !strings.Contains(out, "3000 records are the same both ways") || strings.Contains(out, "fallbacks") {
 		t.Errorf("verify: exit %d: %s", code, out)
+	}
+	// Without the key nothing is lost: the broker reads it.
+	if out, code := n.varve("verify", "secret", "-b", n.address(), "--bucket", filepath.Join(n.dir, "bucket")); code != 1 || !strings.Contains(out, "3000 records are the same") {
+		t.Errorf("verify without the key: exit %d: %s", code, out)
 	}
 	n.kill()
 	n.start()
