@@ -152,7 +152,15 @@ func (b *bench) startKafka(folder string, args ...string) (*process, error) {
 		}
 		all = append(append(all, "--port", strconv.Itoa(port)), args...)
 	}
-	if out, err := exec.Command(b.kafka, all...).CombinedOutput(); err != nil {
+	out, err := exec.Command(b.kafka, all...).CombinedOutput()
+	if err != nil && bytes.Contains(out, []byte("argument --cluster-id")) {
+		// The script draws a cluster id, and now and then one that looks like a flag.
+		if err := os.RemoveAll(dir); err != nil {
+			return nil, err
+		}
+		out, err = exec.Command(b.kafka, all...).CombinedOutput()
+	}
+	if err != nil {
 		return nil, fmt.Errorf("start kafka: %w: %s", err, out)
 	}
 	address, err := exec.Command(b.kafka, "bootstrap", "--dir", dir).Output()
