@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -83,8 +82,9 @@ type broker struct {
 	changed atomic.Pointer[chan struct{}]  // closed when applied moves on
 	epoch   int64                          // broker epoch of this run
 
+	flusher  *flusher
 	restored chan restoredLog // logs that continue behind the tier's end, for watch to put into service
-	restores sync.WaitGroup
+	restores restores
 
 	stopping chan struct{} // closed when no more requests are read
 }
@@ -200,7 +200,7 @@ func (b *broker) stop(stopServing func(), served func() error, stopAll func(), e
 	done := make(chan error, 1)
 	go func() {
 		err := ended()
-		b.restores.Wait()
+		b.restores.all.Wait()
 		done <- err
 	}()
 	select {
@@ -283,6 +283,7 @@ func (b *broker) assemble() error {
 	if b.metrics, err = kafkaapi.NewMetrics(b.registry); err != nil {
 		return err
 	}
+	b.flusher = newFlusher()
 	b.restored, b.stopping = make(chan restoredLog), make(chan struct{})
 	first := make(chan struct{})
 	b.changed.Store(&first)

@@ -141,8 +141,12 @@ func (b *broker) open(ctx context.Context, t target, v config.Values) {
 func (b *broker) host(l *log.Log, t target, v config.Values) {
 	_, _, high := b.dir.of(t.id)
 	p := partition.New(t.id, t.topic.ID, b.self, l, high)
-	if s := b.tieringOf(); s != nil {
-		p.OnRoll = s.Poke
+	p.OnTrim = b.flusher.mark
+	p.OnRoll = func(p *partition.Partition) {
+		b.flusher.mark(p)
+		if s := b.tieringOf(); s != nil {
+			s.Poke(p)
+		}
 	}
 	b.adjust(p, t, v)
 	b.replicas.put(p)
@@ -198,7 +202,8 @@ func (b *broker) remove(id tp.Partition) {
 		delay = time.Duration(l.Config().FileDeleteDelayMs) * time.Millisecond
 		path, err = l.Delete()
 	case errors.Is(cause, errRestoring):
-		return // finishRestore deletes what is still in use there
+		b.stopRestore(id) // nothing may use the folder any more
+		path, err = b.dir.setAside(id, p.TopicID())
 	default:
 		// What could not be opened must not stay in the way of a topic of the same name.
 		path, err = b.dir.setAside(id, p.TopicID())

@@ -4,17 +4,27 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/varve-io/varve/internal/config"
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/tp"
 )
 
 // restoredLog is a log that continues where the tier ends.
 type restoredLog struct {
 	log    *log.Log
 	target target
+}
+
+// restores are the partitions that are being restored.
+type restores struct {
+	all sync.WaitGroup
+
+	mu     sync.Mutex
+	cancel map[tp.Partition]func() // ends one and waits for it
 }
 
 var errRestoring = errors.New("the local log ends before the tier does, and is being restored from the bucket")
@@ -26,9 +36,22 @@ func (b *broker) restore(ctx context.Context, l *log.Log, t target) {
 	end := t.state.Remote.End()
 	b.log.Warn("log is restored from the tier", "partition", t.id.String(), "local end", l.Offsets().End, "tier end", end)
 	b.replicas.put(partition.Offline(t.id, t.topic.ID, b.self, errRestoring))
-	b.restores.Add(1)
+	ctx, cancel := context.WithCancel(ctx)
+	ended := make(chan struct{})
+	b.restores.mu.Lock()
+	if b.restores.cancel == nil {
+		b.restores.cancel = map[tp.Partition]func(){}
+	}
+	b.restores.cancel[t.id] = func() {
+		cancel()
+		<-ended
+	}
+	b.restores.mu.Unlock()
+	b.restores.all.Add(1)
 	go func() {
-		defer b.restores.Done()
+		defer b.restores.all.Done()
+		defer close(ended)
+		defer cancel()
 		for pause := time.Second; ; pause = min(2*pause, 30*time.Second) {
 			err := b.continueBehind(ctx, l, t)
 			if err == nil {
@@ -51,6 +74,17 @@ func (b *broker) restore(ctx context.Context, l *log.Log, t target) {
 	}()
 }
 
+// stopRestore ends the restoring of a partition and waits until its log is closed.
+func (b *broker) stopRestore(id tp.Partition) {
+	b.restores.mu.Lock()
+	stop := b.restores.cancel[id]
+	delete(b.restores.cancel, id)
+	b.restores.mu.Unlock()
+	if stop != nil {
+		stop()
+	}
+}
+
 // continueBehind replaces the log by an empty one behind the tier's end.
 func (b *broker) continueBehind(ctx context.Context, l *log.Log, t target) error {
 	remote := t.state.Remote
@@ -68,15 +102,15 @@ func (b *broker) continueBehind(ctx context.Context, l *log.Log, t target) error
 	return l.TruncateFullyAndStartAt(segment.End+1, start, epochs, snapshot)
 }
 
-// finishRestore puts a restored log into service, unless its topic has gone meanwhile.
+// finishRestore puts a restored log into service. Its topic is there: remove would have ended the restoring, and both are
+// called by one goroutine.
 func (b *broker) finishRestore(r restoredLog) {
-	img := b.applied.Load()
-	topic, state, ok := img.Partition(r.target.id)
-	waiting, hosted := b.replicas.Get(r.target.id)
-	if !ok || topic.ID != r.target.topic.ID || !hosted || !errors.Is(waiting.Cause(), errRestoring) {
-		if _, err := r.log.Delete(); err != nil {
-			b.log.Warn("a restored log of a deleted topic was left behind", "partition", r.target.id.String(), "cause", err)
-		}
+	b.restores.mu.Lock()
+	delete(b.restores.cancel, r.target.id)
+	b.restores.mu.Unlock()
+	topic, state, ok := b.applied.Load().Partition(r.target.id)
+	if !ok {
+		b.warn("a log was not closed", r.log.Close())
 		return
 	}
 	b.host(r.log, target{r.target.id, topic, state}, config.TopicValues(config.TopicDefaults(b.config()), topic.Configs))

@@ -15,6 +15,7 @@ import (
 func (b *broker) background(ctx context.Context, group *errgroup.Group) {
 	ms := func(key string) time.Duration { return time.Duration(b.static.Int64(key)) * time.Millisecond }
 	group.Go(func() error { return b.watch(ctx) })
+	group.Go(func() error { return b.flushMarked(ctx) })
 	if b.tier != nil {
 		group.Go(func() error { return b.tier.service.Run(ctx) })
 		group.Go(func() error { b.checkBucket(ctx); return nil })
@@ -73,9 +74,7 @@ func (b *broker) retain() {
 			continue
 		}
 		if r.Rolled {
-			if s := b.tieringOf(); s != nil {
-				s.Poke(p)
-			}
+			p.OnRoll(p)
 		}
 		if len(r.Deleted) > 0 {
 			moved = true

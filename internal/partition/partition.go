@@ -32,6 +32,8 @@ var (
 type Partition struct {
 	// OnRoll hears that a segment was sealed, after the append that did it. Set it before the partition is shared; it must not wait.
 	OnRoll func(*Partition)
+	// OnTrim hears that DeleteRecords moved the log start, under the same terms.
+	OnTrim func(*Partition)
 
 	id      tp.Partition
 	topicID tp.UUID
@@ -255,6 +257,9 @@ func (p *Partition) DeleteRecords(offset int64) (int64, error) {
 	}
 	err := p.log.AdvanceLogStart(offset)
 	p.fail(err)
+	if err == nil && p.OnTrim != nil {
+		p.OnTrim(p)
+	}
 	return p.log.Offsets().LogStart, err
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -205,5 +206,49 @@ func TestCorruptLogGoesOfflineAlone(t *testing.T) {
 	}
 	if after, err := os.ReadFile(path); err != nil || string(after) != string(b) {
 		t.Error("the damaged file was touched")
+	}
+}
+
+// TestDamageInASealedSegmentIsNotCutAway: what was sealed is flushed soon after, and after a kill damage in it takes the
+// partition offline. It is no torn tail: nothing is cut off, and the segments behind it stay.
+func TestDamageInASealedSegmentIsNotCutAway(t *testing.T) {
+	n := newNode(t)
+	n.start()
+	n.createTopic("sealed", 1, "internal.segment.bytes=30000")
+	produce(t, n.client(kgo.RecordPartitioner(kgo.ManualPartitioner())), "sealed", 0, 3000)
+	logs := func() []string {
+		t.Helper()
+		files, err := filepath.Glob(filepath.Join(n.dir, "sealed-0", "*.log"))
+		if err != nil || len(files) < 3 {
+			t.Fatal(files, err)
+		}
+		return files
+	}
+	before := logs()
+	n.until("the sealed segments are below the recovery point", func() bool {
+		b, err := os.ReadFile(filepath.Join(n.dir, "recovery-point-offset-checkpoint"))
+		if err != nil {
+			return false
+		}
+		base, err := strconv.Atoi(strings.TrimSuffix(filepath.Base(before[len(before)-1]), ".log"))
+		return err == nil && strings.Contains(string(b), fmt.Sprintf("sealed 0 %d\n", base))
+	})
+	n.kill()
+	b, err := os.ReadFile(before[0])
+	if err != nil {
+		t.Fatal(err)
+	}
+	b[16] ^= 1 // the format of the first batch
+	if err := os.WriteFile(before[0], b, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	// The index of the first segment goes too, so that the start has a reason to read the segment.
+	os.Remove(strings.TrimSuffix(before[0], ".log") + ".index")
+	n.start()
+	if !strings.Contains(n.log(), "partition is offline") || !strings.Contains(n.log(), before[0]) {
+		t.Error("the log does not name the partition and its file")
+	}
+	if after := logs(); fmt.Sprint(after) != fmt.Sprint(before) {
+		t.Errorf("segments were removed: %v, before %v", after, before)
 	}
 }
