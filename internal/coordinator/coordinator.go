@@ -264,18 +264,33 @@ func notPersisted(err error) error {
 	return fmt.Errorf("%w: %w", ErrUnavailable, err)
 }
 
-// append writes records as one batch. With one replica in sync the batch is committed when this returns.
+// batchBytes bounds a batch of group records: all tombstones of a large group must not become one that the topic refuses.
+const batchBytes = 512 << 10
+
+// append writes records, in one append, as batches of at most batchBytes (or one record). With one replica in sync they
+// are committed when this returns.
 func (s *shard) append(records []group.Record) error {
 	at := time.Now()
+	var all []byte
 	b := recordbatch.NewBuilder()
-	for _, r := range records {
-		b.Add(recordbatch.Record{Timestamp: at.UnixMilli(), Key: r.Key, Value: r.Value})
-	}
-	batch, err := b.Build()
-	if err != nil {
+	flush := func() error {
+		batch, err := b.Build()
+		all = append(all, batch...)
+		b = recordbatch.NewBuilder()
 		return err
 	}
-	_, err = s.part.Append(batch, at, true)
+	for _, r := range records {
+		if b.Count() > 0 && b.Size()+len(r.Key)+len(r.Value) > batchBytes {
+			if err := flush(); err != nil {
+				return err
+			}
+		}
+		b.Add(recordbatch.Record{Timestamp: at.UnixMilli(), Key: r.Key, Value: r.Value})
+	}
+	if err := flush(); err != nil {
+		return err
+	}
+	_, err := s.part.Append(all, at, true)
 	return err
 }
 

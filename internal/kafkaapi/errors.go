@@ -63,6 +63,7 @@ var codes = []struct {
 	{partition.ErrUnknownEpoch, kerr.UnknownLeaderEpoch},
 	{partition.ErrOffline, kerr.KafkaStorageError},
 	{log.ErrLogDead, kerr.KafkaStorageError},
+	{log.ErrExceedsSegment, kerr.RecordListTooLarge},
 	{log.ErrClosed, kerr.NotLeaderForPartition},
 	{log.ErrOffsetOutOfRange, kerr.OffsetOutOfRange},
 	{reader.ErrCorrupt, kerr.CorruptMessage},

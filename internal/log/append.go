@@ -45,7 +45,7 @@ func (l *Log) AppendAsLeader(req AppendRequest) (AppendResult, error) {
 		return AppendResult{}, fmt.Errorf("%s: append: %w", l.partition, err)
 	}
 	if int64(len(raw)) > cfg.SegmentBytes {
-		return AppendResult{}, fmt.Errorf("%s: append: %w: %d bytes, segments have %d", l.partition, recordbatch.ErrTooLarge, len(raw), cfg.SegmentBytes)
+		return AppendResult{}, fmt.Errorf("%s: append: %w: %d bytes, segments have %d", l.partition, ErrExceedsSegment, len(raw), cfg.SegmentBytes)
 	}
 	res := AppendResult{LogAppendTime: -1}
 	if cfg.LogAppendTime {

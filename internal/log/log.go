@@ -40,6 +40,9 @@ var ErrClosed = errors.New("log is closed")
 // ErrOffsetOutOfRange is what OffsetOutOfRangeError is (OFFSET_OUT_OF_RANGE 1).
 var ErrOffsetOutOfRange = errors.New("offset out of range")
 
+// ErrExceedsSegment: what is to be appended is larger than segment.bytes (RECORD_LIST_TOO_LARGE 18).
+var ErrExceedsSegment = errors.New("record batches exceed the segment size")
+
 // OffsetOutOfRangeError says what the log holds instead. On a tiered log an offset in [LogStart, LocalLogStart)
 // is in the remote tier.
 type OffsetOutOfRangeError struct{ Requested, LogStart, LocalLogStart, End int64 }

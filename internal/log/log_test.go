@@ -260,7 +260,7 @@ func TestRollRules(t *testing.T) {
 	if o := r.Offsets(); o.ActiveBase != 6 || len(r.Sealed()) != 3 {
 		t.Errorf("an empty segment was rolled: %+v, %+v", o, r.Sealed())
 	}
-	if _, err := r.AppendAsLeader(AppendRequest{Records: records(t, 10, r.now, nil), Now: time.UnixMilli(r.now)}); !errors.Is(err, recordbatch.ErrTooLarge) {
+	if _, err := r.AppendAsLeader(AppendRequest{Records: records(t, 10, r.now, nil), Now: time.UnixMilli(r.now)}); !errors.Is(err, ErrExceedsSegment) {
 		t.Errorf("batch larger than a segment: %v", err)
 	}
 	index := newRig(t, func(c *Config) { c.SegmentIndexBytes, c.IndexIntervalBytes = 32, 0 })
