@@ -82,9 +82,16 @@ type load struct {
 func (l load) mbps() float64     { return float64(l.bytes) / 1e6 / l.seconds }
 func (l load) cpuPerGB() float64 { return l.cpu / (float64(l.bytes) / 1e9) }
 
+// fillEvenly writes n records for readers: a patient producer makes the same full batches on every broker, where a hasty one's
+// would be the smaller the faster the broker answers, and reading them slower.
+func (b *bench) fillEvenly(p *process, topic string, n, size int) error {
+	_, err := b.produce(p, topic, "all", n, size, 0, kgo.ProducerLinger(200*time.Millisecond), kgo.ProducerBatchMaxBytes(64<<10), kgo.MaxBufferedRecords(200_000))
+	return err
+}
+
 // produce sends n records, at rate per second if that is not 0.
-func (b *bench) produce(p *process, topic, acks string, n, size, rate int) (load, error) {
-	cl, err := kgo.NewClient(producerOptions(p, topic, acks)...)
+func (b *bench) produce(p *process, topic, acks string, n, size, rate int, more ...kgo.Opt) (load, error) {
+	cl, err := kgo.NewClient(append(producerOptions(p, topic, acks), more...)...)
 	if err != nil {
 		return load{}, err
 	}

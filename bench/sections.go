@@ -206,7 +206,7 @@ func consumeSection(b *bench) error {
 			if err := b.create(p, topic, 6, nil); err != nil {
 				return err
 			}
-			if _, err := b.produce(p, topic, "all", b.n(c.n), c.size, 0); err != nil {
+			if err := b.fillEvenly(p, topic, b.n(c.n), c.size); err != nil {
 				return err
 			}
 		}
@@ -231,7 +231,7 @@ func (b *bench) fill(p *process, topic string, n int) (int, error) {
 	if err := b.create(p, topic, 1, tierTopic); err != nil {
 		return 0, err
 	}
-	if _, err := b.produce(p, topic, "all", n, 1024, 0); err != nil {
+	if err := b.fillEvenly(p, topic, n, 1024); err != nil {
 		return 0, err
 	}
 	return b.settle(p, topic)
