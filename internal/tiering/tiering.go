@@ -280,7 +280,7 @@ func (s *Service) step(ctx context.Context, e *entry) (more bool, err error) {
 
 	plan := tier.MakePlan(in)
 	if plan.Skipped > 0 {
-		s.o.Log.Warn("data past its retention goes without ever having been uploaded: the store was away for too long", "partition", p.ID().String(), "bytes", plan.Skipped)
+		s.o.Log.Warn("data past its retention goes without ever having been uploaded: uploads are behind by more than the retention", "partition", p.ID().String(), "bytes", plan.Skipped)
 	}
 	ids := append(plan.Abandon, plan.Delete...)
 	if len(ids) > 0 || plan.LogStart > marks.LogStart {
