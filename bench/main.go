@@ -7,6 +7,7 @@ package main
 
 import (
 	"context"
+	_ "embed"
 	"flag"
 	"fmt"
 	"os"
@@ -143,6 +144,11 @@ func (r row) ratio() string {
 	return number(v / k)
 }
 
+// limits is the part of the page that people write: why an aim is missed, as profiles showed.
+//
+//go:embed limits.md
+var limits string
+
 func (b *bench) page() string {
 	var p strings.Builder
 	cpu := "unknown processor"
@@ -170,6 +176,7 @@ func (b *bench) page() string {
 			fmt.Fprintf(&p, "- %s\n", n)
 		}
 	}
+	p.WriteString("\n" + limits)
 	return p.String()
 }
 
