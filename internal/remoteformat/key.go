@@ -40,11 +40,6 @@ func (k Key) Path() string {
 // Object is the key of one object. The prefix is put in front as it is; write "kafka/" for a folder.
 func (k Key) Object(prefix string, o Object) string { return prefix + k.Path() + o.Suffix() }
 
-// PartitionPath is the folder of one partition's segments, with a slash at its end.
-func PartitionPath(prefix, topic string, topicID tp.UUID, partition int32) string {
-	return fmt.Sprintf("%s%s-%s/%d/", prefix, topic, topicID, partition)
-}
-
 const uuidLen = 22
 
 // ParseKey reads an object key below prefix. Ids and topic names may hold '-', so it cuts by length from the right. It
