@@ -196,11 +196,24 @@ func (w *world) start(die int, after bool) (*process, *Service) {
 	return p, s
 }
 
+// runs starts the service for the life of the process; the channel gives its end.
+func (p *process) runs(s *Service) <-chan error {
+	done := make(chan error)
+	go func() { done <- s.Run(p.ctx) }()
+	return done
+}
+
+// blockUpload holds up the next upload, before its indexes, until the channel is closed.
+func (w *world) blockUpload() chan struct{} {
+	release := make(chan struct{})
+	w.store.Add(objstore.Fault{Op: objstore.OpPut, Key: ".indexes", Times: 1, Block: release})
+	return release
+}
+
 // run lets a process live for a time, or until its fate strikes, and ends it. It returns the steps that it took.
 func (w *world) run(die int, after bool, d time.Duration) int {
 	p, s := w.start(die, after)
-	done := make(chan error)
-	go func() { done <- s.Run(p.ctx) }()
+	done := p.runs(s)
 	timer := time.NewTimer(d)
 	select {
 	case <-p.ctx.Done():

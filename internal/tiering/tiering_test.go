@@ -139,8 +139,7 @@ func TestStoreAwayAndBack(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, 9)
 		p, s := w.start(0, false)
-		done := make(chan error)
-		go func() { done <- s.Run(p.ctx) }()
+		done := p.runs(s)
 		away := errors.New("no route to host")
 		w.store.Add(objstore.Fault{Err: away})
 		time.Sleep(6 * time.Hour)
@@ -195,8 +194,7 @@ func TestDeletionDuringAnUpload(t *testing.T) {
 			release := make(chan struct{})
 			w.store.Add(objstore.Fault{Op: objstore.OpPut, Key: object, Skip: 1, Times: 1, Block: release})
 			p, s := w.start(0, false)
-			done := make(chan error)
-			go func() { done <- s.Run(p.ctx) }()
+			done := p.runs(s)
 			synctest.Wait()
 			if w.store.Blocked(objstore.OpPut) != 1 {
 				t.Fatal("no upload is under way")
@@ -222,11 +220,9 @@ func TestDeletionDuringAnUpload(t *testing.T) {
 func TestFencedUpload(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, 9)
-		release := make(chan struct{})
-		w.store.Add(objstore.Fault{Op: objstore.OpPut, Key: ".indexes", Times: 1, Block: release})
+		release := w.blockUpload()
 		p, s := w.start(0, false)
-		done := make(chan error)
-		go func() { done <- s.Run(p.ctx) }()
+		done := p.runs(s)
 		synctest.Wait()
 		stale := w.known()[0]
 		w.must(w.apply(metadata.PartitionRecord{Topic: topicID, Replicas: []int32{1}, ISR: []int32{1}, Leader: 1, LeaderEpoch: 4, PartitionEpoch: 1}))
@@ -257,11 +253,9 @@ func TestFencedUpload(t *testing.T) {
 func TestUploadOutlivesItsEntry(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, 9)
-		release := make(chan struct{})
-		w.store.Add(objstore.Fault{Op: objstore.OpPut, Key: ".indexes", Times: 1, Block: release})
+		release := w.blockUpload()
 		p, s := w.start(0, false)
-		done := make(chan error)
-		go func() { done <- s.Run(p.ctx) }()
+		done := p.runs(s)
 		synctest.Wait()
 		s.Stop(id)
 		s.Lead(w.part)
@@ -282,8 +276,7 @@ func TestPoke(t *testing.T) {
 		w := newWorld(t, 9)
 		p, s := w.start(0, false)
 		w.part.OnRoll = s.Poke
-		done := make(chan error)
-		go func() { done <- s.Run(p.ctx) }()
+		done := p.runs(s)
 		synctest.Wait()
 		before, start := len(w.part.Remote()), time.Now()
 		for range 4 {
