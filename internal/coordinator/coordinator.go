@@ -273,21 +273,21 @@ func (s *shard) append(records []group.Record) error {
 	at := time.Now()
 	var all []byte
 	b := recordbatch.NewBuilder()
-	flush := func() error {
+	build := func() error {
 		batch, err := b.Build()
 		all = append(all, batch...)
-		b = recordbatch.NewBuilder()
 		return err
 	}
 	for _, r := range records {
 		if b.Count() > 0 && b.Size()+len(r.Key)+len(r.Value) > batchBytes {
-			if err := flush(); err != nil {
+			if err := build(); err != nil {
 				return err
 			}
+			b = recordbatch.NewBuilder()
 		}
 		b.Add(recordbatch.Record{Timestamp: at.UnixMilli(), Key: r.Key, Value: r.Value})
 	}
-	if err := flush(); err != nil {
+	if err := build(); err != nil {
 		return err
 	}
 	_, err := s.part.Append(all, at, true)
