@@ -348,6 +348,34 @@ func TestFailedWrites(t *testing.T) {
 	}
 }
 
+// The records of a large group exceed max.message.bytes together, and are written all the same.
+func TestLargeGroup(t *testing.T) {
+	w := newWorld(t)
+	c := w.part.Log().Config()
+	c.SegmentBytes = 1 << 30
+	w.part.Log().SetConfig(c)
+	gs := w.elect(w.groups)
+	commits := make([]Commit, 10_000)
+	for i := range commits {
+		commits[i] = commit(fmt.Sprintf("%0200d", i), int64(i))
+	}
+	w.commit(gs, "g", commits...)
+	read := w.again()
+	want := w.offsets(gs, "g")
+	if n := strings.Count(want, ":"); n != len(commits) {
+		t.Fatalf("%d offsets", n)
+	}
+	if w.offsets(read, "g") != want {
+		t.Error("other offsets were loaded")
+	}
+	if err := gs.Delete("g"); err != nil {
+		t.Fatal(err)
+	}
+	if got := w.offsets(w.again(), "g"); got != "" {
+		t.Errorf("offsets outlive their group: %.100s", got)
+	}
+}
+
 // Close answers whoever waits, and ends all clocks.
 func TestCloseAnswersParkedRequests(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
