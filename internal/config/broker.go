@@ -14,6 +14,15 @@ var Broker = newTable(append(topicSynonyms(),
 	Key{Name: "cluster.id", Kind: String, Default: "", Doc: "Cluster id to create, or to insist on; empty takes the data directory's, or draws a new one."},
 	Key{Name: "listeners", Kind: List, Default: "PLAINTEXT://localhost:9092", Doc: "Addresses to listen on, PROTOCOL://HOST:PORT; port 0 picks a free one.", check: checkListeners},
 	Key{Name: "advertised.listeners", Kind: List, Default: "", Doc: "Addresses that clients are told to use; empty means listeners.", check: checkAdvertised},
+	Key{Name: "listener.security.protocol.map", Kind: List, Default: "PLAINTEXT:PLAINTEXT", Doc: "Protocols of listeners with names of their own, NAME:PLAINTEXT; PLAINTEXT is the only protocol.", check: checkProtocolMap},
+	Key{Name: "inter.broker.listener.name", Kind: String, Default: "", Doc: "Listener on which nodes reach each other: quorum, commands and replication. Empty takes the first."},
+	Key{Name: "controller.quorum.voters", Kind: List, Default: "", Doc: "Nodes that found the metadata quorum, ID@HOST:PORT of their inter-broker listeners, the same on all of them. Needed by an empty node only: later the quorum knows its members. Empty makes this node a cluster of its own.", check: checkVoters},
+	Key{Name: "controller.quorum.bootstrap.servers", Kind: List, Default: "", Doc: "Inter-broker addresses, HOST:PORT, of nodes that a new broker asks for the quorum; empty asks controller.quorum.voters.", check: checkAddresses},
+	Key{Name: "controller.quorum.election.timeout.ms", Kind: Int, Default: "1000", Min: 50, Max: 600_000, Doc: "Silence of the quorum's leader after which voters elect another; also how long a leader that reaches no majority goes on."},
+	Key{Name: "broker.session.timeout.ms", Kind: Int, Default: "9000", Min: 100, Max: maxInt, Doc: "Silence after which the controller fences a broker, and after which a broker that does not reach the controller stops leading."},
+	Key{Name: "broker.heartbeat.interval.ms", Kind: Int, Default: "2000", Min: 10, Max: maxInt, Doc: "Pause between heartbeats to the controller."},
+	Key{Name: "varve.broker.disconnect.grace.ms", Kind: Int, Default: "3000", Min: 0, Max: maxInt, Doc: "How soon after its connection to the controller broke a broker is fenced if it does not come back; broker.session.timeout.ms if that is less. A process that died is found out long before its session is over."},
+	Key{Name: "varve.broker.drain", Kind: Boolean, Default: "false", Mode: Cluster, Doc: "Move all replicas off this broker, and place none on it. Set it with varve broker drain."},
 	Key{Name: "broker.rack", Kind: String, Default: "", Doc: "Rack or zone of this node."},
 	Key{Name: "log.dir", Kind: String, Default: "varve-data", Doc: "Folder of the partitions and of the metadata log."},
 	Key{Name: "num.partitions", Kind: Int, Default: "1", Min: 1, Max: 100_000, Doc: "Partitions of a topic that is created without a count."},
@@ -26,6 +35,23 @@ var Broker = newTable(append(topicSynonyms(),
 	Key{Name: "max.request.partition.size.limit", Kind: Int, Default: "2000", Min: 1, Max: maxInt, Doc: "Partitions in one DescribeTopicPartitions answer."},
 	Key{Name: "fetch.max.bytes", Kind: Int, Default: "57671680", Min: 1024, Max: maxInt, Doc: "Largest fetch answer, whatever the client asks."},
 	Key{Name: "max.incremental.fetch.session.cache.slots", Kind: Int, Default: "1000", Min: 0, Max: maxInt, Doc: "Fetch sessions kept (KIP-227); beyond it clients send full fetches."},
+	Key{Name: "replica.selector.class", Kind: String, Default: "rack", OneOf: []string{"", "rack", "org.apache.kafka.common.replica.RackAwareReplicaSelector"}, Doc: "How consumers that name their rack find a replica to read from (KIP-392): rack sends them to one of their rack that is in sync and holds the offset locally, empty to the leader alone. On by default, unlike in Kafka."},
+	Key{Name: "num.replica.fetchers", Kind: Int, Default: "1", Min: 1, Max: 100, Doc: "Pairs of connections to each leader that replicate from it: one for partitions in sync, one for those that catch up."},
+	Key{Name: "replica.lag.time.max.ms", Kind: Long, Default: "30000", Min: 1, Max: maxLong, Mode: Cluster, Doc: "How long a follower may be behind its leader's log end before it leaves the ISR."},
+	Key{Name: "replica.fetch.max.bytes", Kind: Int, Default: "1048576", Min: 0, Max: maxInt, Doc: "Bytes that a follower asks of one partition at a time; a larger batch comes all the same."},
+	Key{Name: "replica.fetch.response.max.bytes", Kind: Int, Default: "10485760", Min: 0, Max: maxInt, Doc: "Bytes that a follower asks of a leader at a time."},
+	Key{Name: "replica.fetch.min.bytes", Kind: Int, Default: "1", Min: 0, Max: maxInt, Doc: "Bytes for which a follower's fetch waits."},
+	Key{Name: "replica.fetch.wait.max.ms", Kind: Int, Default: "500", Min: 0, Max: maxInt, Doc: "How long a follower's fetch waits for them."},
+	Key{Name: "replica.fetch.backoff.ms", Kind: Int, Default: "1000", Min: 0, Max: maxInt, Doc: "Pause of a partition after its fetch failed."},
+	Key{Name: "replica.socket.timeout.ms", Kind: Int, Default: "30000", Min: 100, Max: maxInt, Doc: "How long a follower waits for an answer beyond the wait that it asked for."},
+	Key{Name: "follower.fetch.last.tiered.offset.enable", Kind: Boolean, Default: "true", Mode: Cluster, Doc: "A replica that starts from the tier begins behind the last tiered offset and copies only what is not tiered yet (KIP-1023). On by default, unlike in Kafka."},
+	Key{Name: "leader.election.eligible.local.log.ms", Kind: Long, Default: "-1", Min: -1, Max: maxLong, Mode: Cluster, Doc: "Span of local data, by time, from which a replica of a tiered partition is a preferred candidate for leader (KIP-1303); -1 is off."},
+	Key{Name: "leader.election.eligible.local.log.bytes", Kind: Long, Default: "-2", Min: -2, Max: maxLong, Mode: Cluster, Doc: "The same by bytes; either limit suffices. -1 is off, -2 is one segment.bytes of the topic. Both off prefers nobody."},
+	Key{Name: "follower.backfill.bytes.per.second", Kind: Long, Default: "0", Min: 0, Max: maxLong, Mode: Cluster, Doc: "Rate at which a replica that started from the tier fills its local log backwards from the bucket, up to its local retention; 0 is off."},
+	Key{Name: "leader.replication.throttled.rate", Kind: Long, Default: strconv.FormatInt(maxLong, 10), Min: 0, Max: maxLong, Mode: Cluster, Doc: "Bytes per second that a leader sends to replicas out of sync, of the partitions in leader.replication.throttled.replicas."},
+	Key{Name: "follower.replication.throttled.rate", Kind: Long, Default: strconv.FormatInt(maxLong, 10), Min: 0, Max: maxLong, Mode: Cluster, Doc: "Bytes per second that a follower takes in while it catches up, of the partitions in follower.replication.throttled.replicas."},
+	Key{Name: "auto.leader.rebalance.enable", Kind: Boolean, Default: "true", Doc: "Elect preferred leaders from time to time."},
+	Key{Name: "leader.imbalance.check.interval.seconds", Kind: Long, Default: "300", Min: 1, Max: maxInt, Doc: "Pause between checks for preferred leaders."},
 	Key{Name: "log.retention.check.interval.ms", Kind: Long, Default: "300000", Min: 1, Max: maxLong, Doc: "Pause between passes of local retention."},
 	Key{Name: "log.initial.task.delay.ms", Kind: Long, Default: "30000", Min: 0, Max: maxLong, Doc: "Delay of the first retention pass after start."},
 	Key{Name: "log.flush.offset.checkpoint.interval.ms", Kind: Int, Default: "60000", Min: 0, Max: maxInt, Doc: "Pause between writes of the recovery point and log start checkpoints."},
@@ -97,7 +123,7 @@ func topicSynonyms() []Key {
 
 // Listener is one parsed element of listeners or advertised.listeners.
 type Listener struct {
-	Name string // PLAINTEXT
+	Name string // PLAINTEXT, or what listener.security.protocol.map names
 	Host string // empty listens on all interfaces
 	Port int    // 0..65535
 }
@@ -118,7 +144,8 @@ func ParseListeners(list string) ([]Listener, error) {
 			return nil, fmt.Errorf("bad port in %q", item)
 		}
 		name := strings.ToUpper(u.Scheme)
-		if name != "PLAINTEXT" {
+		switch name {
+		case "SSL", "SASL_PLAINTEXT", "SASL_SSL":
 			return nil, fmt.Errorf("%q: only PLAINTEXT listeners are supported", item)
 		}
 		out = append(out, Listener{name, u.Hostname(), port})

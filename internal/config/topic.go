@@ -49,6 +49,8 @@ var Topic = newTable(
 	Key{Name: "segment.index.bytes", Kind: Int, Default: "10485760", Min: 4, Max: maxInt, Synonym: "log.index.size.max.bytes", Doc: "Largest offset index; a full index rolls the segment."},
 	Key{Name: "segment.jitter.ms", Kind: Long, Default: "0", Min: 0, Max: maxLong, Synonym: "log.roll.jitter.ms", Doc: "Random share taken off segment.ms so that partitions do not roll together."},
 	Key{Name: "segment.ms", Kind: Long, Default: "604800000", Min: 1, Max: maxLong, Synonym: "log.roll.ms", Doc: "Age, by record timestamps, at which the active segment is rolled by the next append."},
+	Key{Name: "leader.replication.throttled.replicas", Kind: List, Default: "", Doc: "Replicas whose leader throttles what it sends them while they are out of sync: PARTITION:BROKER, or *.", check: checkThrottled},
+	Key{Name: "follower.replication.throttled.replicas", Kind: List, Default: "", Doc: "Replicas that throttle themselves while they catch up: PARTITION:BROKER, or *.", check: checkThrottled},
 	Key{Name: "unclean.leader.election.enable", Kind: Boolean, Default: "false", Synonym: "unclean.leader.election.enable", Doc: "Whether a replica outside the ISR may become leader."},
 )
 
