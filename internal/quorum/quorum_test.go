@@ -1,7 +1,7 @@
 package quorum
 
 import (
-	"context"
+	"errors"
 	"log/slog"
 	"testing"
 
@@ -15,17 +15,19 @@ func open(t *testing.T, dir string) *Node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := n.AwaitLeader(context.Background()); err != nil {
+	if err := n.AwaitLeader(t.Context()); err != nil {
 		t.Fatal(err)
 	}
 	return n
 }
 
-func propose(t *testing.T, n *Node, records ...metadata.Record) {
+func propose(t *testing.T, n *Node, records ...metadata.Record) *metadata.Image {
 	t.Helper()
-	if _, err := n.Propose(context.Background(), records); err != nil {
+	img, err := n.Propose(t.Context(), n.Image(), records)
+	if err != nil {
 		t.Fatal(err)
 	}
+	return img
 }
 
 func TestRestartFromLogAndSnapshot(t *testing.T) {
@@ -37,27 +39,95 @@ func TestRestartFromLogAndSnapshot(t *testing.T) {
 	if err := n.Snapshot(); err != nil {
 		t.Fatal(err)
 	}
-	propose(t, n, metadata.TopicRecord{Name: "b", ID: tp.UUID{2}})
+	last := propose(t, n, metadata.TopicRecord{Name: "b", ID: tp.UUID{2}})
 	if err := n.Close(); err != nil {
 		t.Fatal(err)
 	}
 
 	n = open(t, dir)
-	defer n.Close()
 	img := n.Image()
-	if img.ClusterID != "c" || len(img.Topics) != 2 || img.Topics["a"].Partitions[0].Leader != 1 {
+	if img.ClusterID != "c" || len(img.Topics) != 2 || img.Topics["a"].Partitions[0].Leader != 1 || img.Index != last.Index {
 		t.Fatalf("after restart: %+v", img)
 	}
+	if err := n.Snapshot(); err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Close(); err != nil {
+		t.Fatal(err)
+	}
+	n = open(t, dir)
+	defer n.Close()
+	if n.Image().Index != last.Index {
+		t.Fatalf("a snapshot forgot its index: %d, want %d", n.Image().Index, last.Index)
+	}
+	propose(t, n, metadata.TopicRecord{Name: "c", ID: tp.UUID{3}})
 }
 
 func TestImpossibleRecordPoisons(t *testing.T) {
 	n := open(t, t.TempDir())
 	defer n.Close()
 	bad := []metadata.Record{metadata.RemoveTopicRecord{Topic: tp.UUID{9}}}
-	if _, err := n.Propose(context.Background(), bad); err == nil {
+	if _, err := n.Propose(t.Context(), n.Image(), bad); err == nil {
 		t.Fatal("removing a topic that is not there was applied")
 	}
-	if _, err := n.Propose(context.Background(), []metadata.Record{metadata.ClusterRecord{ID: "c"}}); err == nil {
+	if _, err := n.Propose(t.Context(), n.Image(), []metadata.Record{metadata.ClusterRecord{ID: "c"}}); err == nil {
 		t.Fatal("a poisoned node went on")
 	}
+}
+
+func TestStaleBaseIsRefused(t *testing.T) {
+	n := open(t, t.TempDir())
+	defer n.Close()
+	base := n.Image()
+	now := propose(t, n, metadata.ClusterRecord{ID: "c"})
+	if _, err := n.Propose(t.Context(), base, []metadata.Record{metadata.ProducerIDsRecord{Next: 5}}); !errors.Is(err, ErrConflict) {
+		t.Fatal(err)
+	}
+	if n.Image() != now {
+		t.Fatal("a refused entry changed the image")
+	}
+	propose(t, n, metadata.ProducerIDsRecord{Next: 7})
+	if n.Image().NextProducerID != 7 {
+		t.Fatal(n.Image().NextProducerID)
+	}
+}
+
+func TestLoneVoterLeadsAtOnce(t *testing.T) {
+	dir := t.TempDir()
+	for range 2 {
+		n := open(t, dir)
+		for l, changed := n.Leadership(); !l.Leading; l, changed = n.Leadership() {
+			<-changed
+		}
+		if s := n.Status(); s.Leader != 1 || len(s.Members) != 1 || !s.Members[0].Voter || n.Waiting() != "" {
+			t.Fatalf("%+v", s)
+		}
+		if err := n.Remove(t.Context(), 1); err == nil || err.Error() != "node 1 is the last voter" {
+			t.Fatal(err)
+		}
+		if err := n.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func FuzzDecode(f *testing.F) {
+	b, err := encode(3, []metadata.Record{metadata.ClusterRecord{ID: "c"}})
+	if err != nil {
+		f.Fatal(err)
+	}
+	f.Add(b)
+	f.Fuzz(func(t *testing.T, b []byte) {
+		index, records, err := decode(b)
+		if err != nil {
+			return
+		}
+		again, err := encode(index, records)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if i, r, err := decode(again); err != nil || i != index || len(r) != len(records) {
+			t.Fatal(i, r, err)
+		}
+	})
 }

@@ -1,0 +1,39 @@
+package quorum
+
+import (
+	"bytes"
+	"context"
+	"log/slog"
+
+	"github.com/hashicorp/go-hclog"
+)
+
+// newLogger sends raft's lines to slog: errors and warnings at their level, the rest as debug. quiet turns warnings into
+// debug lines: a node that is alone, or no member yet, "loses" its leader at every start.
+func newLogger(l *slog.Logger, quiet func() bool) hclog.Logger {
+	level := hclog.Warn
+	if l.Enabled(context.Background(), slog.LevelDebug) {
+		level = hclog.Debug
+	}
+	return hclog.New(&hclog.LoggerOptions{Name: "raft", Level: level, Output: slogWriter{l, quiet}, DisableTime: true})
+}
+
+type slogWriter struct {
+	l     *slog.Logger
+	quiet func() bool
+}
+
+// Write takes one line, "[LEVEL] raft: text".
+func (w slogWriter) Write(line []byte) (int, error) {
+	level, text := slog.LevelDebug, line
+	if t, ok := bytes.CutPrefix(line, []byte("[ERROR]")); ok {
+		level, text = slog.LevelError, t
+	} else if t, ok := bytes.CutPrefix(line, []byte("[WARN]")); ok {
+		text = t
+		if !w.quiet() {
+			level = slog.LevelWarn
+		}
+	}
+	w.l.Log(context.Background(), level, "quorum: "+string(bytes.TrimSpace(text)))
+	return len(line), nil
+}
