@@ -63,8 +63,9 @@ func existing(img *metadata.Image, topic string) (*metadata.Topic, error) {
 }
 
 func replaceTopic(img *metadata.Image, env Env, t *metadata.Topic, raw map[string]string) ([]metadata.Record, error) {
-	was := config.TopicValues(env.Defaults(img), t.Configs)
-	stored, err := env.topicConfigs(img, t.Name, raw, &was)
+	defaults := env.Defaults(img)
+	was := config.TopicValues(defaults, t.Configs)
+	stored, err := env.topicConfigs(defaults, t.Name, raw, &was)
 	if err != nil {
 		return nil, err
 	}
@@ -104,6 +105,11 @@ func ReplaceBroker(img *metadata.Image, env Env, broker int32, raw map[string]st
 	}
 	if maps.Equal(stored, img.BrokerConfigs[broker]) {
 		return nil, nil
+	}
+	if stored[drainKey] == "true" && !draining(img, broker) {
+		if err := checkDrain(img, broker); err != nil {
+			return nil, err
+		}
 	}
 	return []metadata.Record{metadata.BrokerConfigRecord{Broker: broker, Configs: stored}}, nil
 }

@@ -4,8 +4,6 @@
 package controller
 
 import (
-	"errors"
-	"fmt"
 	"io"
 
 	"github.com/varve-io/varve/internal/config"
@@ -13,43 +11,16 @@ import (
 	"github.com/varve-io/varve/internal/tp"
 )
 
-// Kinds of refusal. Each stands for one Kafka error code; the text for the user comes from Error.
-var (
-	ErrInvalidTopic             = errors.New("invalid topic")
-	ErrTopicExists              = errors.New("topic already exists")
-	ErrUnknownTopic             = errors.New("unknown topic or partition")
-	ErrUnknownTopicID           = errors.New("unknown topic id")
-	ErrInvalidPartitions        = errors.New("invalid partitions")
-	ErrInvalidReplicationFactor = errors.New("invalid replication factor")
-	ErrInvalidAssignment        = errors.New("invalid replica assignment")
-	ErrInvalidConfig            = errors.New("invalid config")
-	ErrInvalidRequest           = errors.New("invalid request")
-	ErrFenced                   = errors.New("fenced")
-	ErrDuplicateBroker          = errors.New("duplicate broker registration")
-	ErrTopicDeletionDisabled    = errors.New("topic deletion is disabled")
-)
-
-// Error is a refusal: Kind says which, Message is for the user, in Kafka's words where Kafka has them.
-type Error struct {
-	Kind    error
-	Message string
-}
-
-func (e *Error) Error() string { return e.Message }
-
-// Unwrap makes errors.Is find the kind.
-func (e *Error) Unwrap() error { return e.Kind }
-
-func refuse(kind error, format string, args ...any) *Error {
-	return &Error{kind, fmt.Sprintf(format, args...)}
-}
-
 // Env is what a command may know beside the image.
 type Env struct {
 	Now           int64     // ms since 1970
 	Random        io.Reader // source of ids
 	Broker        config.Values
 	TierAvailable bool
+	// Thin reports that a replica holds too little local data to be preferred as leader (KIP-1303); nil is never.
+	Thin func(broker int32, p PartitionRef) bool
+	// Alive reports that a broker has a valid session at this moment; nil takes whoever is not fenced.
+	Alive func(broker int32) bool
 }
 
 // Defaults are the topic defaults that hold in img: the broker's settings overlaid with the cluster's dynamic ones.
@@ -85,27 +56,6 @@ func Bootstrap(img *metadata.Image, env Env, id string) ([]metadata.Record, erro
 		id = u.String()
 	}
 	return []metadata.Record{metadata.ClusterRecord{ID: id}}, nil
-}
-
-// Register adds a broker or a new incarnation of it. The same incarnation again changes nothing.
-func Register(img *metadata.Image, b metadata.BrokerRecord) []metadata.Record {
-	if old, ok := img.Brokers[b.ID]; ok && old.Incarnation == b.Incarnation {
-		return nil
-	}
-	b.Epoch = img.LastBrokerEpoch + 1
-	records := []metadata.Record{b}
-	// A broker that comes back leads its partitions in a new epoch, so that nothing of its former life is mistaken for now.
-	for _, name := range img.TopicNames() {
-		for _, p := range img.Topics[name].Partitions {
-			if p.Leader == b.ID {
-				next := p.PartitionRecord
-				next.LeaderEpoch++
-				next.PartitionEpoch++
-				records = append(records, next)
-			}
-		}
-	}
-	return records
 }
 
 // ProducerIDBlock is how many producer ids a broker gets at a time.

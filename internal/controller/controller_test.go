@@ -2,8 +2,10 @@ package controller
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"strings"
 	"testing"
 
@@ -16,25 +18,149 @@ import (
 
 // world is an image that commands change.
 type world struct {
-	t   *testing.T
+	t   testing.TB
 	img *metadata.Image
 	env Env
 }
 
-func newWorld(t *testing.T) *world {
+// newWorld is a cluster of one broker, 1, that is up.
+func newWorld(t testing.TB) *world { return newCluster(t, "") }
+
+// newCluster is a cluster of brokers from 1 on, one per rack that is named, all of them up.
+func newCluster(t testing.TB, racks ...string) *world {
 	broker, err := config.Broker.NewValues(nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	w := &world{t, metadata.Empty(), Env{Now: 1000, Random: rand.NewChaCha8([32]byte{1}), Broker: broker, TierAvailable: true}}
-	records, err := Bootstrap(w.img, w.env, "")
-	w.apply(records, err)
-	w.apply(Register(w.img, metadata.BrokerRecord{ID: 1, Incarnation: tp.UUID{1}}), nil)
+	w.run(BootstrapCommand{})
+	for i, rack := range racks {
+		w.up(int32(i+1), 1, rack)
+	}
 	return w
+}
+
+func node(id int32, incarnation byte, rack string) metadata.BrokerRecord {
+	return metadata.BrokerRecord{ID: id, Incarnation: tp.UUID{incarnation, byte(id)}, Rack: rack, PeerListener: "P",
+		Listeners: []metadata.Endpoint{{Name: "P", Host: "h", Port: 1000 + id}}}
+}
+
+// up registers a run of a broker and unfences it.
+func (w *world) up(id int32, incarnation byte, rack string) {
+	w.t.Helper()
+	w.run(RegisterCommand{node(id, incarnation, rack)})
+	w.beat(id, true, false)
+}
+
+func (w *world) beat(id int32, ready, leave bool) HeartbeatReply {
+	w.t.Helper()
+	return w.run(HeartbeatCommand{Broker: id, Epoch: w.img.Brokers[id].Epoch, Ready: ready, Leave: leave}).(HeartbeatReply)
+}
+
+// try runs a command as over a network, and applies its records as through a log.
+func (w *world) try(c Command) (any, error) {
+	w.t.Helper()
+	raw, err := MarshalCommand(c)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	c2, err := UnmarshalCommand(raw)
+	if err != nil || !reflect.DeepEqual(c, c2) {
+		w.t.Fatalf("%+v came as %+v: %v", c, c2, err)
+	}
+	records, reply, err := c2.Run(w.img, w.env)
+	if err != nil {
+		var e *Error
+		if !errors.As(err, &e) || records != nil {
+			w.t.Fatalf("%T: no refusal: %v, %v", c, err, records)
+		}
+		return nil, err
+	}
+	raw, err = MarshalReply(reply)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	reply2, err := UnmarshalReply(c, raw)
+	if err != nil || !reflect.DeepEqual(reply, reply2) {
+		w.t.Fatalf("%T: reply %+v came as %+v: %v", c, reply, reply2, err)
+	}
+	w.apply(records, nil)
+	return reply2, nil
+}
+
+func (w *world) run(c Command) any {
+	w.t.Helper()
+	reply, err := w.try(c)
+	if err != nil {
+		w.t.Fatalf("%T: %v", c, err)
+	}
+	return reply
+}
+
+// refused demands that a command is refused, in words.
+func (w *world) refused(c Command, kind error, words string) {
+	w.t.Helper()
+	if _, err := w.try(c); !errors.Is(err, kind) || !strings.Contains(err.Error(), words) {
+		w.t.Fatalf("%+v: %v, want %v: %s", c, err, kind, words)
+	}
+}
+
+// assigned makes a topic with the given replicas, which may be of several lengths.
+func (w *world) assigned(name string, replicas ...[]int32) tp.UUID {
+	w.t.Helper()
+	id, err := tp.NewUUID(w.env.Random)
+	records := []metadata.Record{metadata.TopicRecord{Name: name, ID: id}}
+	for i, r := range replicas {
+		records = append(records, newPartition(w.img, id, int32(i), r))
+	}
+	w.apply(records, err)
+	return id
+}
+
+func (w *world) partition(topic string, index int) metadata.PartitionRecord {
+	return w.img.Topics[topic].Partitions[index].PartitionRecord
+}
+
+// is compares a partition with its short form, as "123 isr 12 leader 1 epoch 0".
+func (w *world) is(topic string, index int, want string) {
+	w.t.Helper()
+	p := w.partition(topic, index)
+	digits := func(list []int32) string {
+		s := ""
+		for _, id := range list {
+			s += fmt.Sprint(id)
+		}
+		return s
+	}
+	got := fmt.Sprintf("%s isr %s leader %d epoch %d", digits(p.Replicas), digits(p.ISR), p.Leader, p.LeaderEpoch)
+	if len(p.Adding)+len(p.Removing) > 0 {
+		got += " adding " + digits(p.Adding) + " removing " + digits(p.Removing)
+	}
+	if p.Unclean {
+		got += " unclean"
+	}
+	if got != want {
+		w.t.Fatalf("%s-%d: %s, want %s", topic, index, got, want)
+	}
+}
+
+// join proposes an ISR by the leader and returns what became of it.
+func (w *world) join(topic string, index int, isr ...int32) error {
+	w.t.Helper()
+	p := w.partition(topic, index)
+	c := ISRChange{PartitionRef{p.Topic, p.Index}, p.LeaderEpoch, p.PartitionEpoch, isr, nil}
+	for _, id := range isr {
+		c.Epochs = append(c.Epochs, w.img.Brokers[id].Epoch)
+	}
+	reply := w.run(AlterPartitionsCommand{p.Leader, w.img.Brokers[p.Leader].Epoch, []ISRChange{c}})
+	return reply.(AlterPartitionsReply).Errors[0].OrNil()
 }
 
 func (w *world) apply(records []metadata.Record, err error) {
 	w.t.Helper()
+	if err == nil && len(records) == 0 {
+		return
+	}
 	if err == nil {
 		// Records must survive the log, not only memory.
 		var b []byte
@@ -51,9 +177,7 @@ func (w *world) apply(records []metadata.Record, err error) {
 
 func (w *world) create(topics ...NewTopic) []CreatedTopic {
 	w.t.Helper()
-	results, records, err := CreateTopics(w.img, w.env, topics, false)
-	w.apply(records, err)
-	return results
+	return w.run(CreateTopicsCommand{Topics: topics}).([]CreatedTopic)
 }
 
 func TestCreateTopicsSaysWhatIsWrong(t *testing.T) {
@@ -141,9 +265,9 @@ func (w *world) restart() {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	c, err := metadata.Marshal(again.Records())
-	if err != nil || string(b) != string(c) {
-		w.t.Fatalf("a snapshot of a snapshot differs: %v", err)
+	again.Index = w.img.Index
+	if !reflect.DeepEqual(w.img, again) {
+		w.t.Fatalf("a snapshot is another image: %+v, %+v", w.img, again)
 	}
 	w.img = again
 }
@@ -196,7 +320,7 @@ func TestRemoteSegmentsAreFencedAndContiguous(t *testing.T) {
 	refused("a second copy at one time", w.segment(id, 10, 19), ErrInvalidRequest)
 
 	// The broker restarts: a new epoch. What the old one finishes is refused; the dangling start is abandoned and redone.
-	w.apply(Register(w.img, metadata.BrokerRecord{ID: 1, Incarnation: tp.UUID{2}}), nil)
+	w.up(1, 2, "")
 	if _, err := FinishCopy(w.img, second, Finished{}, 5); !errors.Is(err, ErrFenced) {
 		t.Fatal(err)
 	}

@@ -12,6 +12,8 @@ import (
 
 // Image is the cluster's state after some prefix of the metadata log. It is immutable: never modify what it points to.
 type Image struct {
+	// Index is the position in the metadata log of the last batch that the image holds; the quorum sets it.
+	Index           uint64
 	ClusterID       string
 	Brokers         map[int32]*BrokerRecord
 	Topics          map[string]*Topic
@@ -49,13 +51,14 @@ func Empty() *Image {
 type builder struct {
 	Image
 	topicsCloned, deletingCloned bool
-	fresh                        map[*Topic]bool // topics of this batch, free to change
+	fresh                        map[*Topic]bool     // topics of this batch, free to change
+	freshPartitions              map[*Partition]bool // partitions of this batch, free to change with their segments
 }
 
 // Apply folds a batch of records into a new image and leaves img alone. An error means that the log and this program
 // disagree about what is possible: the caller must stop.
 func (img *Image) Apply(records []Record) (*Image, error) {
-	b := &builder{Image: *img, fresh: map[*Topic]bool{}}
+	b := &builder{Image: *img, fresh: map[*Topic]bool{}, freshPartitions: map[*Partition]bool{}}
 	for _, r := range records {
 		if err := r.apply(b); err != nil {
 			return nil, fmt.Errorf("apply %T: %w", r, err)
@@ -101,7 +104,7 @@ func (b *builder) topic(id tp.UUID) (*Topic, error) {
 	return &c, nil
 }
 
-// partition returns a copy of a partition that is already in the new image.
+// partition returns a partition of the new image that this batch may change.
 func (b *builder) partition(id tp.UUID, index int32) (*Partition, error) {
 	t, err := b.topic(id)
 	if err != nil {
@@ -110,8 +113,12 @@ func (b *builder) partition(id tp.UUID, index int32) (*Partition, error) {
 	if index < 0 || int(index) >= len(t.Partitions) {
 		return nil, fmt.Errorf("topic %s has no partition %d", t.Name, index)
 	}
+	if p := t.Partitions[index]; b.freshPartitions[p] {
+		return p, nil
+	}
 	c := *t.Partitions[index]
-	t.Partitions[index] = &c
+	c.Remote = slices.Clone(c.Remote)
+	t.Partitions[index], b.freshPartitions[&c] = &c, true
 	return &c, nil
 }
 
@@ -120,6 +127,7 @@ func (r ClusterRecord) apply(b *builder) error {
 		return fmt.Errorf("the cluster is %s already, not %s", b.ClusterID, r.ID)
 	}
 	b.ClusterID = r.ID
+	b.LastBrokerEpoch = max(b.LastBrokerEpoch, r.LastBrokerEpoch)
 	return nil
 }
 
@@ -127,6 +135,27 @@ func (r BrokerRecord) apply(b *builder) error {
 	b.Brokers = maps.Clone(b.Brokers)
 	b.Brokers[r.ID] = &r
 	b.LastBrokerEpoch = max(b.LastBrokerEpoch, r.Epoch)
+	return nil
+}
+
+func (r BrokerStateRecord) apply(b *builder) error {
+	old, ok := b.Brokers[r.ID]
+	if !ok || old.Epoch != r.Epoch {
+		return fmt.Errorf("no broker %d of epoch %d", r.ID, r.Epoch)
+	}
+	next := *old
+	next.BrokerState = r.BrokerState
+	b.Brokers = maps.Clone(b.Brokers)
+	b.Brokers[r.ID] = &next
+	return nil
+}
+
+func (r UnregisterBrokerRecord) apply(b *builder) error {
+	if _, ok := b.Brokers[r.ID]; !ok {
+		return fmt.Errorf("no broker %d", r.ID)
+	}
+	b.Brokers = maps.Clone(b.Brokers)
+	delete(b.Brokers, r.ID)
 	return nil
 }
 
@@ -229,8 +258,8 @@ func (img *Image) Partition(p tp.Partition) (*Topic, *Partition, bool) {
 // Records returns a batch that, applied to Empty, gives this image again: the content of a snapshot.
 func (img *Image) Records() []Record {
 	var out []Record
-	if img.ClusterID != "" {
-		out = append(out, ClusterRecord{img.ClusterID})
+	if img.ClusterID != "" || img.LastBrokerEpoch > 0 {
+		out = append(out, ClusterRecord{ID: img.ClusterID, LastBrokerEpoch: img.LastBrokerEpoch})
 	}
 	for _, id := range img.BrokerIDs() {
 		out = append(out, *img.Brokers[id])
@@ -270,6 +299,7 @@ type Delta struct {
 	Removed []*Topic // as they were
 	Changed []*Topic // new ones, and those of which anything changed, as they are
 	Configs bool     // broker configs changed
+	Brokers bool     // brokers came, went, or changed
 }
 
 // Diff compares two images of one history. It costs a pass over the topic maps, no more: unchanged topics are the same pointers.
@@ -288,6 +318,7 @@ func Diff(old, now *Image) Delta {
 	order := func(a, b *Topic) int { return cmp.Or(cmp.Compare(a.Name, b.Name), slices.Compare(a.ID[:], b.ID[:])) }
 	slices.SortFunc(d.Removed, order)
 	slices.SortFunc(d.Changed, order)
+	d.Brokers = !maps.Equal(old.Brokers, now.Brokers)
 	d.Configs = !maps.EqualFunc(old.BrokerConfigs, now.BrokerConfigs, maps.Equal)
 	return d
 }

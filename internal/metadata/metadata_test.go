@@ -43,7 +43,7 @@ func TestImpossibleRecords(t *testing.T) {
 }
 
 func FuzzUnmarshal(f *testing.F) {
-	b, err := Marshal([]Record{ClusterRecord{"c"}, TopicRecord{Name: "t", ID: tp.UUID{1}}, PartitionRecord{Topic: tp.UUID{1}, Replicas: []int32{1}}})
+	b, err := Marshal([]Record{ClusterRecord{ID: "c"}, TopicRecord{Name: "t", ID: tp.UUID{1}}, PartitionRecord{Topic: tp.UUID{1}, Replicas: []int32{1}}})
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -5,6 +5,7 @@ package metadata
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/fxamacker/cbor/v2"
 
@@ -21,6 +22,8 @@ type Record interface {
 // ClusterRecord names the cluster; the first record of every metadata log.
 type ClusterRecord struct {
 	ID string `cbor:"1,keyasint"`
+	// LastBrokerEpoch is for snapshots: epochs of brokers that are gone are not given again.
+	LastBrokerEpoch int64 `cbor:"2,keyasint,omitempty"`
 }
 
 // BrokerRecord registers a broker. A new incarnation (another process run) replaces the old one under a higher epoch.
@@ -30,6 +33,39 @@ type BrokerRecord struct {
 	Incarnation tp.UUID    `cbor:"3,keyasint"`
 	Listeners   []Endpoint `cbor:"4,keyasint"`
 	Rack        string     `cbor:"5,keyasint,omitempty"`
+	// PeerListener names the element of Listeners on which other nodes reach this one.
+	PeerListener string `cbor:"6,keyasint,omitempty"`
+	BrokerState
+}
+
+// BrokerState is what changes about a broker while it runs.
+type BrokerState struct {
+	// Fenced brokers lead nothing, are in no ISR but as its last member, and are not shown to clients.
+	Fenced bool `cbor:"7,keyasint,omitempty"`
+	// ShuttingDown brokers have asked to leave: they are to lead nothing any more.
+	ShuttingDown bool `cbor:"8,keyasint,omitempty"`
+}
+
+// Peer is where other nodes reach the broker.
+func (b *BrokerRecord) Peer() (Endpoint, bool) {
+	for _, e := range b.Listeners {
+		if e.Name == b.PeerListener {
+			return e, true
+		}
+	}
+	return Endpoint{}, false
+}
+
+// BrokerStateRecord replaces the state of a registered broker, of exactly this epoch.
+type BrokerStateRecord struct {
+	ID    int32 `cbor:"1,keyasint"`
+	Epoch int64 `cbor:"2,keyasint"`
+	BrokerState
+}
+
+// UnregisterBrokerRecord forgets a broker.
+type UnregisterBrokerRecord struct {
+	ID int32 `cbor:"1,keyasint"`
 }
 
 // Endpoint is an address that clients are told to use.
@@ -55,6 +91,13 @@ type PartitionRecord struct {
 	Leader         int32   `cbor:"5,keyasint"` // -1 none
 	LeaderEpoch    int32   `cbor:"6,keyasint"`
 	PartitionEpoch int32   `cbor:"7,keyasint"`
+	// Adding and Removing are the replicas that a reassignment brings in and takes out (KIP-455). Both are in Replicas
+	// until it is complete, the new ones and those that stay first, in their new order.
+	Adding   []int32 `cbor:"8,keyasint,omitempty"`
+	Removing []int32 `cbor:"9,keyasint,omitempty"`
+	// Unclean marks the record of an election from outside the ISR: what only the old ISR held is lost. The next record
+	// of the partition clears it.
+	Unclean bool `cbor:"10,keyasint,omitempty"`
 }
 
 // TopicConfigRecord replaces the whole set of a topic's own configs.
@@ -85,18 +128,20 @@ type ProducerIDsRecord struct {
 	Next int64 `cbor:"1,keyasint"`
 }
 
-func (ClusterRecord) kind() uint8       { return 1 }
-func (BrokerRecord) kind() uint8        { return 2 }
-func (TopicRecord) kind() uint8         { return 3 }
-func (PartitionRecord) kind() uint8     { return 4 }
-func (TopicConfigRecord) kind() uint8   { return 5 }
-func (BrokerConfigRecord) kind() uint8  { return 6 }
-func (RemoveTopicRecord) kind() uint8   { return 7 }
-func (ForgetTopicRecord) kind() uint8   { return 8 }
-func (ProducerIDsRecord) kind() uint8   { return 9 }
-func (RemoteSegmentRecord) kind() uint8 { return 10 }
-func (RemoteStateRecord) kind() uint8   { return 11 }
-func (RemoteDisableRecord) kind() uint8 { return 12 }
+func (ClusterRecord) kind() uint8          { return 1 }
+func (BrokerRecord) kind() uint8           { return 2 }
+func (TopicRecord) kind() uint8            { return 3 }
+func (PartitionRecord) kind() uint8        { return 4 }
+func (TopicConfigRecord) kind() uint8      { return 5 }
+func (BrokerConfigRecord) kind() uint8     { return 6 }
+func (RemoveTopicRecord) kind() uint8      { return 7 }
+func (ForgetTopicRecord) kind() uint8      { return 8 }
+func (ProducerIDsRecord) kind() uint8      { return 9 }
+func (RemoteSegmentRecord) kind() uint8    { return 10 }
+func (RemoteStateRecord) kind() uint8      { return 11 }
+func (RemoteDisableRecord) kind() uint8    { return 12 }
+func (BrokerStateRecord) kind() uint8      { return 13 }
+func (UnregisterBrokerRecord) kind() uint8 { return 14 }
 
 // decoders makes an empty record of each kind; an array, so that decoding has no map order.
 func decode(kind uint8, body []byte) (Record, error) {
@@ -125,6 +170,10 @@ func decode(kind uint8, body []byte) (Record, error) {
 		return decodeAs[RemoteStateRecord](body)
 	case 12:
 		return decodeAs[RemoteDisableRecord](body)
+	case 13:
+		return decodeAs[BrokerStateRecord](body)
+	case 14:
+		return decodeAs[UnregisterBrokerRecord](body)
 	}
 	return nil, fmt.Errorf("metadata record of unknown kind %d: written by a newer version?", kind)
 }
@@ -144,6 +193,16 @@ type envelope struct {
 	Body cbor.RawMessage
 }
 
+// batches decodes batches of any length: a snapshot has a record per partition and remote segment, which are more than the
+// codec's default limit of 131,072 elements. Lengths are checked against the bytes before anything is allocated.
+var batches = func() cbor.DecMode {
+	mode, err := cbor.DecOptions{MaxArrayElements: math.MaxInt32, MaxMapPairs: math.MaxInt32}.DecMode()
+	if err != nil {
+		panic("metadata: " + err.Error())
+	}
+	return mode
+}()
+
 // Marshal encodes a batch of records, the unit that becomes visible at once.
 func Marshal(records []Record) ([]byte, error) {
 	batch := make([]envelope, len(records))
@@ -160,7 +219,7 @@ func Marshal(records []Record) ([]byte, error) {
 // Unmarshal decodes a batch. It refuses records of kinds that this version does not know.
 func Unmarshal(b []byte) ([]Record, error) {
 	var batch []envelope
-	if err := cbor.Unmarshal(b, &batch); err != nil {
+	if err := batches.Unmarshal(b, &batch); err != nil {
 		return nil, fmt.Errorf("metadata batch: %w", err)
 	}
 	records := make([]Record, len(batch))

@@ -48,7 +48,7 @@ func (r RemoteSegmentRecord) apply(b *builder) error {
 		return fmt.Errorf("remote segment %s exists", s.ID)
 	}
 	at := sort.Search(len(p.Remote), func(i int) bool { return p.Remote[i].Start > s.Start })
-	p.Remote = slices.Insert(slices.Clone(p.Remote), at, &s)
+	p.Remote = slices.Insert(p.Remote, at, &s)
 	return nil
 }
 
@@ -69,9 +69,10 @@ func (r RemoteStateRecord) apply(b *builder) error {
 	if !s.State.CanBecome(r.State) {
 		return fmt.Errorf("remote segment %s cannot become %s from %s", r.ID, r.State, s.State)
 	}
-	p.Remote = slices.Clone(p.Remote)
 	if r.State == tier.DeleteFinished {
-		p.Remote = slices.Delete(p.Remote, i, i+1)
+		if p.Remote = slices.Delete(p.Remote, i, i+1); len(p.Remote) == 0 {
+			p.Remote = nil // as a snapshot makes it
+		}
 		return nil
 	}
 	s.State, s.EventTime = r.State, r.EventTime
