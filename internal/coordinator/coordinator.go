@@ -15,6 +15,7 @@ import (
 	"time"
 	"unicode/utf16"
 
+	"github.com/varve-io/varve/internal/commit"
 	"github.com/varve-io/varve/internal/group"
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/partition"
@@ -37,6 +38,8 @@ var (
 type Config struct {
 	Group      group.Config
 	Partitions int // of the topic
+	// CommitTimeout is how long records may take to be committed (offsets.commit.timeout.ms).
+	CommitTimeout time.Duration
 }
 
 // Groups hosts the groups of this broker.
@@ -267,8 +270,8 @@ func notPersisted(err error) error {
 // batchBytes bounds a batch of group records: all tombstones of a large group must not become one that the topic refuses.
 const batchBytes = 512 << 10
 
-// append writes records, in one append, as batches of at most batchBytes (or one record). With one replica in sync they
-// are committed when this returns.
+// append writes records, in one append, as batches of at most batchBytes (or one record), and returns when they are
+// committed. The shard stays locked meanwhile, so that what is answered is always what a successor would read.
 func (s *shard) append(records []group.Record) error {
 	at := time.Now()
 	var all []byte
@@ -290,8 +293,11 @@ func (s *shard) append(records []group.Record) error {
 	if err := build(); err != nil {
 		return err
 	}
-	_, err := s.part.Append(all, at, true)
-	return err
+	r, err := s.part.Append(partition.Write{Records: all, Now: at, Internal: true, AllReplicas: true})
+	if err != nil {
+		return err
+	}
+	return commit.Wait(context.Background(), s.owner.config().CommitTimeout, []commit.Write{{Part: s.part, Next: r.LastOffset + 1, Epoch: r.Epoch}})[0]
 }
 
 // load folds the partition's records into groups. Records that do not parse are skipped with one line for all: one bad
@@ -348,15 +354,16 @@ func (s *shard) load() {
 	}
 }
 
-// each reads the partition up to the high watermark.
+// each reads the partition up to its end: the high watermark of a new leader may be below what its predecessor answered,
+// and all that is in its log will be committed or nothing that comes after it.
 func (s *shard) each(use func(*recordbatch.Record)) error {
 	marks, err := s.part.Offsets(-1)
 	if err != nil {
 		return err
 	}
 	l := s.part.Log()
-	for at := marks.LogStart; at < marks.HighWatermark; {
-		view, err := l.Read(at, 4<<20, marks.HighWatermark, true)
+	for at := marks.LogStart; at < marks.End; {
+		view, err := l.Read(at, 4<<20, marks.End, true)
 		if err != nil {
 			var out *log.OffsetOutOfRangeError
 			if errors.As(err, &out) && out.LocalLogStart > at {

@@ -47,8 +47,8 @@ func newWorld(t *testing.T) *world {
 	if err != nil {
 		t.Fatal(err)
 	}
-	w.part = partition.New(id, tp.UUID{1}, 1, l, 0)
-	w.part.Lead(1, 0)
+	w.part = partition.New(id, tp.UUID{1}, 1, l, 0, partition.Hooks{})
+	w.part.Assume(partition.Role{Leader: 1, LeaderEpoch: 0, Replicas: []int32{1}, ISR: []int32{1}}, time.Now())
 	t.Cleanup(func() { w.part.Close() })
 	w.groups = w.host()
 	return w
@@ -86,18 +86,18 @@ func (w *world) append(records ...recordbatch.Record) {
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	if _, err := w.part.Append(raw, time.Now(), true); err != nil {
+	if _, err := w.part.Append(partition.Write{Records: raw, Now: time.Now(), Internal: true}); err != nil {
 		w.t.Fatal(err)
 	}
 }
 
 var nobody = group.Committer{Generation: -1}
 
-func commit(topic string, offset int64) Commit {
+func commitAt(topic string, offset int64) Commit {
 	return Commit{group.TopicPartition{Topic: topic}, group.Offset{Offset: offset, LeaderEpoch: -1, Metadata: "m", CommittedAt: now(), ExpiresAt: -1}}
 }
 
-func (w *world) commit(gs *Groups, id string, commits ...Commit) {
+func (w *world) commitAt(gs *Groups, id string, commits ...Commit) {
 	w.t.Helper()
 	errs, err := gs.Commit(id, nobody, commits, false)
 	if err = errors.Join(append(errs, err)...); err != nil {
@@ -162,8 +162,8 @@ func TestLoadsWhatWasWritten(t *testing.T) {
 		w := newWorld(t)
 		gs := w.elect(w.groups)
 		for i := range 30 { // over several segments
-			w.commit(gs, "g", commit("a", int64(i)), commit("b", int64(2*i)))
-			w.commit(gs, fmt.Sprintf("other-%02d", i%10), commit("c", int64(i)))
+			w.commitAt(gs, "g", commitAt("a", int64(i)), commitAt("b", int64(2*i)))
+			w.commitAt(gs, fmt.Sprintf("other-%02d", i%10), commitAt("c", int64(i)))
 		}
 		if errs, err := gs.DeleteOffsets("g", []group.TopicPartition{{Topic: "b"}}); err != nil || errs[0] != nil {
 			t.Fatal(errs, err)
@@ -215,11 +215,11 @@ func TestLoadsWhatWasWritten(t *testing.T) {
 func TestCorruptRecordsAreSkipped(t *testing.T) {
 	w := newWorld(t)
 	gs := w.elect(w.groups)
-	w.commit(gs, "g", commit("a", 1))
+	w.commitAt(gs, "g", commitAt("a", 1))
 	w.append(recordbatch.Record{Key: nil, Value: []byte("x")}, recordbatch.Record{Key: []byte{0}, Value: []byte("x")},
 		recordbatch.Record{Key: []byte{0, 1, 0, 99}, Value: []byte("x")}, recordbatch.Record{Key: []byte{0, 2, 0, 1, 'h'}, Value: []byte{9, 9}},
 		recordbatch.Record{Key: []byte{0, 77, 1, 2}, Value: []byte("of a later version")})
-	w.commit(gs, "g", commit("b", 2))
+	w.commitAt(gs, "g", commitAt("b", 2))
 	again := w.again()
 	if got := w.offsets(again, "g"); got != "a:1 b:2" {
 		t.Error(got)
@@ -227,7 +227,7 @@ func TestCorruptRecordsAreSkipped(t *testing.T) {
 	if n := strings.Count(w.lines.String(), "level=WARN"); n != 1 || !strings.Contains(w.lines.String(), "count=4") || !strings.Contains(w.lines.String(), "offset 1:") {
 		t.Errorf("%d lines: %s", n, w.lines)
 	}
-	w.commit(again, "h", commit("c", 3))
+	w.commitAt(again, "h", commitAt("c", 3))
 }
 
 func TestRefusals(t *testing.T) {
@@ -249,18 +249,18 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := gs.Commit("g", group.Committer{MemberID: "m", Generation: 3}, []Commit{commit("a", 1)}, false); !errors.Is(err, group.ErrIllegalGeneration) {
+	if _, err := gs.Commit("g", group.Committer{MemberID: "m", Generation: 3}, []Commit{commitAt("a", 1)}, false); !errors.Is(err, group.ErrIllegalGeneration) {
 		t.Errorf("%v", err)
 	}
-	if _, err := gs.Commit("g", group.Committer{MemberID: "m", Generation: 3}, []Commit{commit("a", 1)}, true); !errors.Is(err, group.ErrNotFound) {
+	if _, err := gs.Commit("g", group.Committer{MemberID: "m", Generation: 3}, []Commit{commitAt("a", 1)}, true); !errors.Is(err, group.ErrNotFound) {
 		t.Errorf("%v", err)
 	}
 	if err := gs.Delete("g"); !errors.Is(err, group.ErrNotFound) {
 		t.Errorf("%v", err)
 	}
-	long := commit("b", 2)
+	long := commitAt("b", 2)
 	long.Metadata = strings.Repeat("x", 101)
-	if errs, err := gs.Commit("g", nobody, []Commit{commit("a", 1), long}, false); err != nil || errs[0] != nil || errs[1] == nil {
+	if errs, err := gs.Commit("g", nobody, []Commit{commitAt("a", 1), long}, false); err != nil || errs[0] != nil || errs[1] == nil {
 		t.Errorf("%v %v", errs, err)
 	}
 	if got := w.offsets(gs, "g"); got != "a:1" {
@@ -279,7 +279,7 @@ func TestRefusals(t *testing.T) {
 // While the partition is read, requests are told to come again, and a list would not be whole.
 func TestLoading(t *testing.T) {
 	w := newWorld(t)
-	w.commit(w.elect(w.groups), "g", commit("a", 1))
+	w.commitAt(w.elect(w.groups), "g", commitAt("a", 1))
 	gs := w.host()
 	s := &shard{part: w.part, owner: gs, loading: true, groups: map[string]*hosted{}, joins: map[group.Token]chan group.JoinResult{}, syncs: map[group.Token]chan group.SyncResult{}}
 	gs.shards[0] = s
@@ -307,7 +307,7 @@ func TestLoading(t *testing.T) {
 
 func TestUnreadablePartitionIsUnavailable(t *testing.T) {
 	w := newWorld(t)
-	w.commit(w.elect(w.groups), "g", commit("a", 1))
+	w.commitAt(w.elect(w.groups), "g", commitAt("a", 1))
 	w.fs.Inject(vfs.Fault{Op: vfs.OpRead, Err: errors.New("bad sector"), Sticky: true})
 	gs := w.again()
 	if _, err := gs.FetchOffsets("g", nil, true); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "bad sector") {
@@ -324,17 +324,17 @@ func TestUnreadablePartitionIsUnavailable(t *testing.T) {
 func TestFailedWrites(t *testing.T) {
 	w := newWorld(t)
 	gs := w.elect(w.groups)
-	w.commit(gs, "g", commit("a", 1))
-	w.part.Lead(2, 5)
-	if _, err := gs.Commit("g", nobody, []Commit{commit("a", 2)}, false); !errors.Is(err, ErrNotCoordinator) {
+	w.commitAt(gs, "g", commitAt("a", 1))
+	w.part.Assume(partition.Role{Leader: 2, LeaderEpoch: 5, Replicas: []int32{2}, ISR: []int32{2}}, time.Now())
+	if _, err := gs.Commit("g", nobody, []Commit{commitAt("a", 2)}, false); !errors.Is(err, ErrNotCoordinator) {
 		t.Errorf("deposed: %v", err)
 	}
 	if err := gs.Delete("g"); !errors.Is(err, ErrNotCoordinator) {
 		t.Errorf("deposed: %v", err)
 	}
-	w.part.Lead(1, 6)
+	w.part.Assume(partition.Role{Leader: 1, LeaderEpoch: 6, Replicas: []int32{1}, ISR: []int32{1}}, time.Now())
 	w.fs.Inject(vfs.Fault{Op: vfs.OpWrite, Err: errors.New("broken"), Sticky: true})
-	if _, err := gs.Commit("g", nobody, []Commit{commit("a", 3)}, false); !errors.Is(err, ErrUnavailable) {
+	if _, err := gs.Commit("g", nobody, []Commit{commitAt("a", 3)}, false); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("broken: %v", err)
 	}
 	if r := gs.Join(t.Context(), "h", join("")); r.Err == nil {
@@ -357,9 +357,9 @@ func TestLargeGroup(t *testing.T) {
 	gs := w.elect(w.groups)
 	commits := make([]Commit, 10_000)
 	for i := range commits {
-		commits[i] = commit(fmt.Sprintf("%0200d", i), int64(i))
+		commits[i] = commitAt(fmt.Sprintf("%0200d", i), int64(i))
 	}
-	w.commit(gs, "g", commits...)
+	w.commitAt(gs, "g", commits...)
 	read := w.again()
 	want := w.offsets(gs, "g")
 	if n := strings.Count(want, ":"); n != len(commits) {
@@ -481,9 +481,9 @@ func TestExpire(t *testing.T) {
 		w := newWorld(t)
 		gs := w.elect(w.groups)
 		never := func(string) bool { return false }
-		w.commit(gs, "old", commit("a", 1))
+		w.commitAt(gs, "old", commitAt("a", 1))
 		time.Sleep(600 * time.Second)
-		w.commit(gs, "mixed", commit("a", 1), commit("gone", 2))
+		w.commitAt(gs, "mixed", commitAt("a", 1), commitAt("gone", 2))
 		if err := gs.Expire(never); err != nil || w.offsets(gs, "old") != "a:1" {
 			t.Errorf("too early: %v", err)
 		}

@@ -1,5 +1,6 @@
-// Package fetch answers consumers' fetches: it plans for each partition whether the records come from the local log, from
-// the tier through the broker, or by the client's own hand, reads within the request's byte budget, and waits for data.
+// Package fetch answers fetches. For a consumer it plans for each partition whether the records come from the local log, from
+// the tier through the broker, by the client's own hand, or from another replica, reads within the request's byte budget,
+// and waits for data. A follower gets what the local log has, up to its end, and an error where only the tier has it.
 //
 // Every tiered partition of a request is read, all at once and beside the local ones. A read that takes longer than the
 // request may wait goes on into the tier reader's cache, where the next request finds it, and a slow store never holds
@@ -11,6 +12,8 @@ import (
 	"errors"
 	"fmt"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/varve-io/varve/internal/directfetch"
 	"github.com/varve-io/varve/internal/log"
@@ -31,6 +34,7 @@ type Part struct {
 	MaxBytes         int
 	CurrentEpoch     int32 // leader epoch that the client knows, -1 none
 	LastFetchedEpoch int32 // epoch of the last record that it has, -1 none
+	LocalStart       int64 // of a follower: where its local log starts
 	WantLocation     bool
 	Err              error // set by the caller where the topic could not be resolved
 }
@@ -45,6 +49,16 @@ type Request struct {
 	Formats   []string // storage formats that the client reads itself
 	// TierWait is how long the bucket is waited for: remote.fetch.max.wait.ms.
 	TierWait time.Duration
+	Follower *Follower // nil for a consumer
+	// Rack is a consumer's; AnyReplica allows it to read from a follower (KIP-392, Fetch v11+).
+	Rack       string
+	AnyReplica bool
+}
+
+// Follower is the broker that replicates by a request.
+type Follower struct {
+	ID    int32
+	Epoch int64 // of its run
 }
 
 // Result answers for one partition. A local View must be released.
@@ -56,7 +70,8 @@ type Result struct {
 	Aborted                             []producerstate.AbortedTxn
 	Locations                           []directfetch.Location
 	Diverging                           *Diverging
-	Leader, LeaderEpoch                 int32 // with errors of leadership, -1 otherwise
+	Leader, LeaderEpoch                 int32  // with errors of leadership, -1 otherwise
+	Preferred                           *int32 // the replica that the consumer should read from instead, nil for none
 }
 
 // Diverging tells a client that its log and this one part ways (KIP-595).
@@ -74,7 +89,9 @@ func (r *Result) Size() int {
 }
 
 // HasData reports whether the result brings the consumer forward.
-func (r *Result) HasData() bool { return r.Size() > 0 || len(r.Locations) > 0 }
+func (r *Result) HasData() bool {
+	return r.Size() > 0 || len(r.Locations) > 0 || r.Preferred != nil
+}
 
 // Tier reads the bucket; *reader.Reader is one. Calls end when ctx ends; what arrives later stays in its cache.
 type Tier interface {
@@ -100,6 +117,10 @@ type Service struct {
 	TierFailed func(id tp.Partition, err error)
 	// Locations hears of locations that were handed out, with the bytes behind them; may be nil.
 	Located func(bytes int64)
+	// Racks tells a broker's rack, "" for none; nil keeps all consumers at the leader (replica.selector.class).
+	Racks func(broker int32) string
+	// Throttle returns what limits a leader's bytes to a follower that is out of sync, nil for nothing; may be nil.
+	Throttle func(id tp.Partition, follower int32) *rate.Limiter
 	// Stopping is closed when the broker stops: whoever waits for more is then answered with what there is. Nil never is.
 	Stopping <-chan struct{}
 }
@@ -113,6 +134,11 @@ func (s *Service) Fetch(ctx context.Context, req *Request) []Result {
 	if len(req.Parts) == 0 {
 		return nil
 	}
+	event := partition.Committed
+	if req.Follower != nil {
+		event = partition.Appended
+		s.followed(req, start)
+	}
 	reads := &tierReads{results: map[int]*tierRead{}, done: make(chan struct{}, 1)}
 	tierCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -123,8 +149,8 @@ func (s *Service) Fetch(ctx context.Context, req *Request) []Result {
 	w := partition.NewWaiter()
 	for i := range req.Parts {
 		if p, ok := s.Replicas.Get(tp.Partition{Topic: req.Parts[i].Topic, Index: req.Parts[i].Index}); ok && req.Parts[i].Err == nil {
-			p.Watch(w)
-			defer p.Unwatch(w)
+			p.Watch(w, event)
+			defer p.Unwatch(w, event)
 		}
 	}
 	release(results)
@@ -210,26 +236,35 @@ func (s *Service) one(ctx context.Context, req *Request, i int, b *budget, r *Re
 		r.Err = fmt.Errorf("%w: %s is not here", partition.ErrNotLeader, id)
 		return false
 	}
-	marks, err := p.Offsets(part.CurrentEpoch)
+	marks, err := s.marks(p, part, req)
 	if err != nil {
 		r.Err, r.Leader, r.LeaderEpoch = err, marks.Leader, marks.LeaderEpoch
 		return false
 	}
-	if part.LastFetchedEpoch >= 0 && part.Offset >= marks.LocalLogStart {
-		if epoch, end := p.EndOffsetForEpoch(part.LastFetchedEpoch); epoch < 0 || end < 0 {
-			r.Err = ErrOffsetOutOfRange
-			return false
-		} else if epoch < part.LastFetchedEpoch || end < part.Offset {
-			r.Diverging = &Diverging{epoch, end}
-			r.HighWatermark, r.LastStable, r.LogStart = marks.HighWatermark, marks.LastStable, marks.LogStart
+	if req.Follower != nil || part.Offset >= marks.LocalLogStart {
+		if r.Diverging, r.Err = diverges(p, part, marks); r.Err != nil || r.Diverging != nil {
+			if r.Diverging != nil {
+				r.HighWatermark, r.LastStable, r.LogStart = marks.HighWatermark, marks.LastStable, marks.LogStart
+			}
 			return false
 		}
+	}
+	if req.Follower != nil {
+		return s.replicate(req, p, part, marks, b, r)
+	}
+	if r.Preferred = s.prefer(p, part, req); r.Preferred != nil {
+		r.HighWatermark, r.LastStable, r.LogStart = marks.HighWatermark, marks.LastStable, marks.LogStart
+		return true
 	}
 	upTo := marks.HighWatermark
 	if req.Committed {
 		upTo = marks.LastStable
 	}
 	remote := p.Remote()
+	if !p.Leads() && part.Offset > marks.End {
+		r.Err = ErrNotAvailable // this follower has not got there: the consumer asks again, here or at the leader
+		return false
+	}
 	source, segment, err := choose(part.Offset, marks, remote, part.WantLocation, req.Formats)
 	if err == nil {
 		r.HighWatermark, r.LastStable, r.LogStart = marks.HighWatermark, marks.LastStable, marks.LogStart

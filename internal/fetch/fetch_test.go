@@ -98,9 +98,9 @@ func TestNoWaitWhereMoreIsThere(t *testing.T) {
 func TestWaitEndsWhenTheRoleDoes(t *testing.T) {
 	timed(t, func(t *testing.T, w *world) {
 		p := w.local("a", 1)
-		for name, change := range map[string]func(){"retired": p.Retire, "moved": func() { p.Lead(2, 9) }} {
+		for name, change := range map[string]func(){"retired": p.Retire, "moved": func() { p.Assume(alone(2, 9), time.Now()) }} {
 			_, epoch := p.Leadership()
-			p.Lead(1, epoch+1)
+			p.Assume(alone(1, epoch+1), time.Now())
 			go func() {
 				time.Sleep(70 * time.Millisecond)
 				change()

@@ -109,8 +109,8 @@ func (w *world) partition(topic string, batches int, segmentBytes int64) *partit
 		w.t.Fatal(err)
 	}
 	w.t.Cleanup(func() { l.Close() })
-	p := partition.New(id, tp.UUID{topic[0]}, 1, l, 0)
-	p.Lead(1, 3)
+	p := partition.New(id, tp.UUID{topic[0]}, 1, l, 0, partition.Hooks{})
+	p.Assume(alone(1, 3), time.Now())
 	w.parts[id] = p
 	for range batches {
 		w.add(p, 2, nil)
@@ -136,7 +136,7 @@ func (w *world) add(p *partition.Partition, n int, change func(*recordbatch.Buil
 
 func (w *world) append(p *partition.Partition, raw []byte) {
 	w.t.Helper()
-	if _, err := p.Append(raw, time.Now(), true); err != nil {
+	if _, err := p.Append(partition.Write{Records: raw, Now: time.Now(), Internal: true}); err != nil {
 		w.t.Error(err)
 	}
 }
@@ -185,8 +185,8 @@ func (w *world) fetch(req *Request) []Result {
 		w.t.Fatalf("%d results for %d partitions", len(results), len(req.Parts))
 	}
 	for id, p := range w.parts {
-		if n := reflect.ValueOf(p).Elem().FieldByName("watchers").Len(); n != 0 {
-			w.t.Errorf("%d watchers are left at %s", n, id)
+		if lists := reflect.ValueOf(p).Elem().FieldByName("watchers"); lists.Index(0).Len()+lists.Index(1).Len() != 0 {
+			w.t.Errorf("watchers are left at %s", id)
 		}
 	}
 	return results
@@ -203,4 +203,9 @@ func content(t *testing.T, r *Result) string {
 		t.Fatal(err)
 	}
 	return string(b)
+}
+
+// alone is the role of a partition whose only replica is leader.
+func alone(leader, epoch int32) partition.Role {
+	return partition.Role{Leader: leader, LeaderEpoch: epoch, Replicas: []int32{leader}, ISR: []int32{leader}}
 }

@@ -13,6 +13,10 @@ var (
 	ErrOffsetOutOfRange = errors.New("offset out of range")
 	// ErrReplicaUnavailable: the offset should exist, but neither tier holds it at the moment; the consumer asks again.
 	ErrReplicaUnavailable = errors.New("the offset is in neither tier at the moment")
+	// ErrMovedToTier tells a follower, and nobody else, that only the tier has the offset (KIP-405).
+	ErrMovedToTier = errors.New("the offset has moved to the tier")
+	// ErrNotAvailable: a follower that serves consumers has not replicated the offset yet (KIP-392).
+	ErrNotAvailable = errors.New("the offset is not available here yet")
 )
 
 // Source is where the records of an answer come from.

@@ -16,8 +16,10 @@ import (
 	"github.com/varve-io/varve/internal/control"
 	"github.com/varve-io/varve/internal/coordinator"
 	"github.com/varve-io/varve/internal/fetch"
+	"github.com/varve-io/varve/internal/follower"
 	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/quorum"
 	"github.com/varve-io/varve/internal/tier"
 	"github.com/varve-io/varve/internal/tier/reader"
 	"github.com/varve-io/varve/internal/tiering"
@@ -39,6 +41,7 @@ type TierLookup interface {
 // Services are what the APIs call. All are required.
 type Services struct {
 	NodeID      int32
+	Quorum      func() quorum.Status // as this node knows it
 	Image       func() *metadata.Image
 	Static      config.Values        // the broker's settings as it was started
 	Config      func() config.Values // the same with the dynamic ones
@@ -47,8 +50,9 @@ type Services struct {
 	Replicas    Replicas
 	Fetch       *fetch.Service
 	Groups      *coordinator.Groups
-	TierLookup  TierLookup                             // nil without a tier
-	TierLag     func(tp.Partition) (tiering.Lag, bool) // nil without a tier
+	TierLookup  TierLookup                                       // nil without a tier
+	TierLag     func(tp.Partition) (tiering.Lag, bool)           // nil without a tier
+	Replication func(tp.Partition) (follower.Phase, error, bool) // what a follower is at; nil without one
 	LogDir      string
 	DiskUsage   func() (total, usable int64) // bytes of the volume, -1 unknown
 	DirectFetch bool                         // whether locations are handed out
@@ -118,11 +122,18 @@ func table() []entry {
 		{key: 36, min: 0, max: 2, serve: handler((*API).saslAuthenticate)},
 		{key: 37, min: 0, max: 3, serve: handler((*API).createPartitions)},
 		{key: 42, min: 0, max: 3, serve: handler((*API).deleteGroups)},
+		{key: 43, min: 0, max: 2, serve: handler((*API).electLeaders)},
 		{key: 44, min: 0, max: 1, serve: handler((*API).incrementalAlterConfigs)},
+		{key: 45, min: 0, max: 1, serve: handler((*API).alterReassignments)},
+		{key: 46, min: 0, max: 0, serve: handler((*API).listReassignments)},
 		{key: 47, min: 0, max: 0, serve: handler((*API).offsetDelete)},
+		{key: 55, min: 0, max: 2, serve: handler((*API).describeQuorum)},
 		{key: 60, min: 0, max: 2, serve: handler((*API).describeCluster)},
 		{key: 61, min: 0, max: 0, serve: handler((*API).describeProducers)},
+		{key: 64, min: 0, max: 0, serve: handler((*API).unregisterBroker)},
 		{key: 75, min: 0, max: 0, serve: handler((*API).describeTopicPartitions)},
+		{key: 80, min: 0, max: 1, serve: handler((*API).addRaftVoter)},
+		{key: 81, min: 0, max: 0, serve: handler((*API).removeRaftVoter)},
 	}
 	for i := range rows {
 		if rows[i].key != 0 {

@@ -207,34 +207,30 @@ type resource struct {
 
 // alterResource runs one resource's change. incremental is nil for the old call, which replaces everything.
 func (a *API) alterResource(ctx context.Context, r resource, incremental []controller.Change, replace map[string]string, validateOnly bool) error {
-	return a.Control.Do(ctx, func(img *metadata.Image, env controller.Env) (records []metadata.Record, err error) {
-		switch r.kind {
-		case resourceTopic:
-			if incremental != nil {
-				records, err = controller.AlterTopic(img, env, r.name, incremental)
-			} else {
-				records, err = controller.ReplaceTopic(img, env, r.name, replace)
-			}
-		case resourceBroker:
-			id := controller.ClusterWide
-			if r.name != "" {
-				if id, err = brokerID(r.name); err != nil {
-					return nil, err
-				}
-			}
-			if incremental != nil {
-				records, err = controller.AlterBroker(img, env, id, incremental)
-			} else {
-				records, err = controller.ReplaceBroker(img, env, id, replace)
-			}
-		default:
-			err = refuse(errInvalidRequest, "Unsupported resource type: %d", r.kind)
+	var c controller.Command
+	switch r.kind {
+	case resourceTopic:
+		c = controller.ReplaceTopicCommand{Topic: r.name, Configs: replace, ValidateOnly: validateOnly}
+		if incremental != nil {
+			c = controller.AlterTopicCommand{Topic: r.name, Changes: incremental, ValidateOnly: validateOnly}
 		}
-		if validateOnly {
-			records = nil
+	case resourceBroker:
+		id := controller.ClusterWide
+		if r.name != "" {
+			var err error
+			if id, err = brokerID(r.name); err != nil {
+				return err
+			}
 		}
-		return records, err
-	})
+		c = controller.ReplaceBrokerCommand{Broker: id, Configs: replace, ValidateOnly: validateOnly}
+		if incremental != nil {
+			c = controller.AlterBrokerCommand{Broker: id, Changes: incremental, ValidateOnly: validateOnly}
+		}
+	default:
+		return refuse(errInvalidRequest, "Unsupported resource type: %d", r.kind)
+	}
+	_, err := a.Control.Do(ctx, c)
+	return err
 }
 
 var errTwice = refuse(errInvalidRequest, "Each resource must appear at most once.")

@@ -30,6 +30,7 @@ var (
 	errTimedOut       = errors.New("request timed out")
 	errRequiredAcks   = errors.New("invalid required acks")
 	errInvalidTopic   = errors.New("invalid topic")
+	errClusterID      = errors.New("inconsistent cluster id")
 )
 
 // codes is the one translation from errors to Kafka's codes; the first match wins.
@@ -44,6 +45,7 @@ var codes = []struct {
 	{errTimedOut, kerr.RequestTimedOut},
 	{errRequiredAcks, kerr.InvalidRequiredAcks},
 	{errInvalidTopic, kerr.InvalidTopicException},
+	{errClusterID, kerr.InconsistentClusterID},
 
 	{recordbatch.ErrUnsupportedMagic, kerr.UnsupportedForMessageFormat},
 	{recordbatch.ErrUnsupportedCompression, kerr.UnsupportedCompressionType},
@@ -61,6 +63,8 @@ var codes = []struct {
 	{partition.ErrNotLeader, kerr.NotLeaderForPartition},
 	{partition.ErrFencedEpoch, kerr.FencedLeaderEpoch},
 	{partition.ErrUnknownEpoch, kerr.UnknownLeaderEpoch},
+	{partition.ErrNotEnoughReplicas, kerr.NotEnoughReplicas},
+	{partition.ErrNotEnoughAfterAppend, kerr.NotEnoughReplicasAfterAppend},
 	{partition.ErrOffline, kerr.KafkaStorageError},
 	{log.ErrLogDead, kerr.KafkaStorageError},
 	{log.ErrExceedsSegment, kerr.RecordListTooLarge},
@@ -71,6 +75,8 @@ var codes = []struct {
 	{fetch.ErrSessionNotFound, kerr.FetchSessionIDNotFound},
 	{fetch.ErrSessionEpoch, kerr.InvalidFetchSessionEpoch},
 	{fetch.ErrSessionTopicID, kerr.FetchSessionTopicIDError},
+	{fetch.ErrMovedToTier, kerr.OffsetMovedToTieredStorage},
+	{fetch.ErrNotAvailable, kerr.OffsetNotAvailable},
 	{fetch.ErrReplicaUnavailable, kerr.ReplicaNotAvailable},
 
 	{controller.ErrInvalidTopic, kerr.InvalidTopicException},
@@ -84,6 +90,13 @@ var codes = []struct {
 	{controller.ErrInvalidRequest, kerr.InvalidRequest},
 	{controller.ErrFenced, kerr.StaleBrokerEpoch},
 	{controller.ErrTopicDeletionDisabled, kerr.TopicDeletionDisabled},
+	{controller.ErrDuplicateBroker, kerr.DuplicateBrokerRegistration},
+	{controller.ErrElectionNotNeeded, kerr.ElectionNotNeeded},
+	{controller.ErrPreferredLeaderNotAvailable, kerr.PreferredLeaderNotAvailable},
+	{controller.ErrEligibleLeadersNotAvailable, kerr.EligibleLeadersNotAvailable},
+	{controller.ErrNoReassignment, kerr.NoReassignmentInProgress},
+	{controller.ErrUnknownBroker, kerr.BrokerIDNotRegistered},
+	{controller.ErrBrokersInUse, kerr.InvalidRequest},
 	{quorum.ErrNotController, kerr.NotController},
 
 	{group.ErrInvalidGroupID, kerr.InvalidGroupID},

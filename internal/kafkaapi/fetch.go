@@ -26,7 +26,7 @@ func startFetch(a *API, _ context.Context, c *call, request kmsg.Request) (wire.
 
 func (a *API) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) wire.Reply {
 	ids := req.Version >= 13
-	parts, forgotten := a.fetchParts(req, ids)
+	parts, forgotten := a.fetchParts(c, req, ids)
 	epoch := req.SessionEpoch
 	if req.Version < 7 {
 		epoch = fetch.FinalEpoch
@@ -38,18 +38,25 @@ func (a *API) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) wire.R
 		return out.encode()
 	}
 	cfg := a.Config()
-	results := a.Fetch.Fetch(ctx, &fetch.Request{
+	asked := &fetch.Request{
 		Parts: wanted, MaxWait: time.Duration(max(req.MaxWaitMillis, 0)) * time.Millisecond,
 		MinBytes: int(req.MinBytes), MaxBytes: min(int(max(req.MaxBytes, 0)), cfg.Int("fetch.max.bytes")),
 		Committed: req.IsolationLevel == 1, Formats: directfetch.Formats(req),
 		TierWait: time.Duration(cfg.Int("remote.fetch.max.wait.ms")) * time.Millisecond,
-	})
+		Follower: followerOf(req), Rack: req.Rack, AnyReplica: req.Version >= 11,
+	}
+	if asked.Follower != nil {
+		asked.MaxBytes = int(max(req.MaxBytes, 0)) // the follower's own setting, which may be larger than what clients get
+	}
+	results := a.Fetch.Fetch(ctx, asked)
 	out.session, out.parts, out.results, out.committed = session.ID(), wanted, results, req.IsolationLevel == 1
 	out.keep = session.Filter(wanted, results, epoch == fetch.FinalEpoch || epoch == fetch.InitialEpoch)
 	for i := range results {
 		switch n := float64(results[i].Size()); {
 		case results[i].Err != nil:
 			a.Metrics.errors.WithLabelValues("Fetch", errorName(results[i].Err)).Inc()
+		case n > 0 && asked.Follower != nil:
+			a.Metrics.replicatedOut.Add(n)
 		case n > 0:
 			a.Metrics.bytesOut.WithLabelValues(wanted[i].Topic).Add(n)
 			if results[i].View == nil {
@@ -63,12 +70,24 @@ func (a *API) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) wire.R
 	return out.encode()
 }
 
-// fetchParts reads the request's partitions. What cannot be resolved stays in its place, with its error.
-func (a *API) fetchParts(req *kmsg.FetchRequest, ids bool) (parts []fetch.Part, forgotten []fetch.Key) {
-	img := a.Image()
-	replica := req.ReplicaID
+// followerOf is the broker that a request says it replicates for, nil for a consumer.
+func followerOf(req *kmsg.FetchRequest) *fetch.Follower {
+	f := fetch.Follower{ID: req.ReplicaID, Epoch: -1}
 	if req.Version >= 15 {
-		replica = req.ReplicaState.ID
+		f = fetch.Follower{ID: req.ReplicaState.ID, Epoch: req.ReplicaState.Epoch}
+	}
+	if f.ID < 0 {
+		return nil
+	}
+	return &f
+}
+
+// fetchParts reads the request's partitions. What cannot be resolved stays in its place, with its error.
+func (a *API) fetchParts(c *call, req *kmsg.FetchRequest, ids bool) (parts []fetch.Part, forgotten []fetch.Key) {
+	img := a.Image()
+	stranger := false
+	if f := followerOf(req); f != nil {
+		stranger = f.ID != c.peer.Node
 	}
 	for i := range req.Topics {
 		rt := &req.Topics[i]
@@ -96,8 +115,11 @@ func (a *API) fetchParts(req *kmsg.FetchRequest, ids bool) (parts []fetch.Part, 
 					p.Err = errUnknownTopic
 				}
 			}
-			if p.Err == nil && replica >= 0 {
-				p.Err = partition.ErrNotLeader // nobody replicates from here: no such follower
+			if p.Err == nil && stranger {
+				p.Err = partition.ErrNotLeader // it claims to be a broker and has not proved it
+			}
+			if req.Version >= 5 {
+				p.LocalStart = max(rp.LogStartOffset, 0)
 			}
 			parts = append(parts, p)
 		}

@@ -105,7 +105,11 @@ func (f *fetchReply) partition(p *fetch.Part, r *fetch.Result) {
 		f.array(-1)
 	}
 	if f.version >= 11 {
-		f.int32(-1) // preferred read replica
+		preferred := int32(-1)
+		if r.Preferred != nil {
+			preferred = *r.Preferred
+		}
+		f.int32(preferred)
 	}
 	f.records(r)
 	if f.flexible() {

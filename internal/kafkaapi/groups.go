@@ -65,7 +65,7 @@ func (a *API) coordinatorOf(ctx context.Context, kind int8, key string) (*metada
 	}
 	leader := t.Partitions[coordinator.PartitionFor(key, len(t.Partitions))].Leader
 	b, ok := img.Brokers[leader]
-	if !ok {
+	if !ok || b.Fenced {
 		return nil, coordinator.ErrUnavailable
 	}
 	return b, nil
@@ -76,16 +76,14 @@ func (a *API) ensureInternal(ctx context.Context, name string) error {
 	if _, ok := a.Image().Topics[name]; ok {
 		return nil
 	}
-	return a.Control.Do(ctx, func(img *metadata.Image, env controller.Env) ([]metadata.Record, error) {
-		if _, ok := img.Topics[name]; ok {
-			return nil, nil
-		}
-		results, records, err := controller.CreateTopics(img, env, []controller.NewTopic{a.internalTopic(name)}, false)
-		if err == nil {
-			err = results[0].Err
-		}
-		return records, err
-	})
+	made, err := control.Do[[]controller.CreatedTopic](ctx, a.Control, controller.CreateTopicsCommand{Topics: []controller.NewTopic{a.internalTopic(name)}})
+	if err != nil {
+		return err
+	}
+	if err := made[0].Err.OrNil(); !errors.Is(err, controller.ErrTopicExists) {
+		return err
+	}
+	return nil
 }
 
 func text(s *string) string {

@@ -3,11 +3,13 @@ package kafkaapi
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/varve-io/varve/internal/fetch"
 	"github.com/varve-io/varve/internal/partition"
 )
 
@@ -106,6 +108,13 @@ func (a *API) listOffset(ctx context.Context, req *kmsg.ListOffsetsRequest, topi
 	} else if req.IsolationLevel == 1 {
 		fetchable = marks.LastStable
 	}
+	// A new leader's high watermark may be below what a consumer was told before (KIP-207).
+	if req.ReplicaID == -1 && marks.HighWatermark < marks.EpochStart && (rp.Timestamp == latest || rp.Timestamp >= 0 || rp.Timestamp == maxTimestamp) {
+		if req.Version < 5 {
+			return notListed, leaderTrouble{errBehind}
+		}
+		return notListed, fmt.Errorf("%w: %w", fetch.ErrNotAvailable, errBehind)
+	}
 	l := p.Log()
 	at := func(offset int64) (listed, error) {
 		e, ok := l.EpochForOffset(offset)
@@ -182,16 +191,18 @@ func (a *API) listByTime(ctx context.Context, p *partition.Partition, marks part
 	return listed{f.Offset, f.Timestamp, f.Epoch}, nil
 }
 
+var errBehind = errors.New("the high watermark of the new leader has not caught up yet")
+
 // tierLookupError makes every trouble with the bucket a retriable error: the client asks again, it never resets.
 func tierLookupError(err error) error {
 	if errors.Is(err, context.DeadlineExceeded) {
 		return errTimedOut
 	}
-	return tierTrouble{err}
+	return leaderTrouble{err}
 }
 
-// tierTrouble is LEADER_NOT_AVAILABLE on the wire, which every client retries in ListOffsets.
-type tierTrouble struct{ error }
+// leaderTrouble is LEADER_NOT_AVAILABLE on the wire, which every client retries in ListOffsets.
+type leaderTrouble struct{ error }
 
-func (e tierTrouble) Unwrap() error { return e.error }
-func (e tierTrouble) Code() int16   { return kerr.LeaderNotAvailable.Code }
+func (e leaderTrouble) Unwrap() error { return e.error }
+func (e leaderTrouble) Code() int16   { return kerr.LeaderNotAvailable.Code }

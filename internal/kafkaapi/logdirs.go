@@ -47,6 +47,7 @@ func (a *API) describeLogDirs(_ context.Context, _ *call, req *kmsg.DescribeLogD
 			}
 			rp := kmsg.NewDescribeLogDirsResponseDirTopicPartition()
 			rp.Partition, rp.Size = int32(index), part.Log().Offsets().Size
+			rp.OffsetLag = a.offsetLag(part)
 			if ask > 0 {
 				if err := tierinfo.Set(&rp, a.tierInfo(part, ask)); err != nil {
 					a.Log.Error("tier info was left out", "partition", part.ID().String(), "cause", err)
@@ -67,9 +68,17 @@ func (a *API) describeLogDirs(_ context.Context, _ *call, req *kmsg.DescribeLogD
 	return resp
 }
 
+// offsetLag is how far the local log end is behind the high watermark; a leader's is never.
+func (a *API) offsetLag(p *partition.Partition) int64 {
+	if marks, err := p.ReplicaOffsets(-1); err == nil {
+		return max(marks.HighWatermark-marks.End, 0)
+	}
+	return 0
+}
+
 // tierInfo collects what an admin may want to know of a partition's tier.
 func (a *API) tierInfo(p *partition.Partition, ask tierinfo.Ask) tierinfo.Partition {
-	marks, err := p.Offsets(-1)
+	marks, err := p.ReplicaOffsets(-1)
 	info := tierinfo.Partition{LocalStart: marks.LocalLogStart, LogStart: marks.LogStart, End: marks.HighWatermark, RemoteStart: -1, RemoteEnd: -1, Unstable: -1}
 	if err != nil {
 		info.Failure = err.Error()
@@ -77,6 +86,15 @@ func (a *API) tierInfo(p *partition.Partition, ask tierinfo.Ask) tierinfo.Partit
 	}
 	if marks.LastStable < marks.HighWatermark {
 		info.Unstable = marks.LastStable
+	}
+	info.LocalBytes, info.Follower = marks.Size, !p.Leads()
+	if info.Follower && a.Replication != nil {
+		if phase, cause, ok := a.Replication(p.ID()); ok {
+			info.Phase = phase.String()
+			if cause != nil {
+				info.Failure = cause.Error()
+			}
+		}
 	}
 	c := p.Log().Config()
 	info.Tiered, info.CopyDisabled = c.Tiered, c.CopyDisabled

@@ -9,6 +9,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/varve-io/varve/internal/control"
 	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/tp"
@@ -30,7 +31,7 @@ func (a *API) metadata(ctx context.Context, c *call, req *kmsg.MetadataRequest) 
 	}
 	img := a.Image()
 	for _, id := range img.BrokerIDs() {
-		if e, ok := endpoint(img.Brokers[id], c.peer.Listener); ok {
+		if e, ok := endpoint(img.Brokers[id], c.peer.Listener); ok && !img.Brokers[id].Fenced {
 			b := kmsg.NewMetadataResponseBroker()
 			b.NodeID, b.Host, b.Port = id, e.Host, e.Port
 			b.Rack = optional(img.Brokers[id].Rack)
@@ -38,7 +39,7 @@ func (a *API) metadata(ctx context.Context, c *call, req *kmsg.MetadataRequest) 
 		}
 	}
 	resp.ClusterID = &img.ClusterID
-	resp.ControllerID = a.NodeID
+	resp.ControllerID = a.controllerID(img)
 	if req.IncludeClusterAuthorizedOperations {
 		resp.AuthorizedOperations = clusterOperations
 	}
@@ -104,17 +105,14 @@ func (a *API) autoCreate(ctx context.Context, req *kmsg.MetadataRequest) {
 	if len(missing) == 0 {
 		return
 	}
-	err := a.Control.Do(ctx, func(img *metadata.Image, env controller.Env) ([]metadata.Record, error) {
-		results, records, err := controller.CreateTopics(img, env, missing, false)
-		for _, r := range results {
-			if r.Err != nil && !errors.Is(r.Err, controller.ErrTopicExists) {
-				a.Log.Info("topic was not created on demand", "topic", r.Name, "cause", r.Err)
-			}
-		}
-		return records, err
-	})
+	made, err := control.Do[[]controller.CreatedTopic](ctx, a.Control, controller.CreateTopicsCommand{Topics: missing})
 	if err != nil {
 		a.Log.Warn("topics were not created on demand", "cause", err)
+	}
+	for _, t := range made {
+		if err := t.Err.OrNil(); err != nil && !errors.Is(err, controller.ErrTopicExists) {
+			a.Log.Info("topic was not created on demand", "topic", t.Name, "cause", err)
+		}
 	}
 }
 
@@ -128,15 +126,44 @@ func (a *API) metadataTopic(img *metadata.Image, t *metadata.Topic, req *kmsg.Me
 		p := kmsg.NewMetadataResponseTopicPartition()
 		p.Partition, p.Leader, p.LeaderEpoch = state.Index, state.Leader, state.LeaderEpoch
 		p.Replicas, p.ISR = state.Replicas, state.ISR
-		if part, ok := a.Replicas.Get(tp.Partition{Topic: t.Name, Index: state.Index}); ok && part.Cause() != nil {
-			p.OfflineReplicas = []int32{a.NodeID}
-			p.ErrorCode, p.Leader = kerr.LeaderNotAvailable.Code, -1
-		} else if state.Leader < 0 {
+		p.OfflineReplicas = a.offline(img, t, state)
+		if slices.Contains(p.OfflineReplicas, p.Leader) {
+			p.Leader = -1
+		}
+		if p.Leader < 0 {
 			p.ErrorCode = kerr.LeaderNotAvailable.Code
 		}
 		out.Partitions = append(out.Partitions, p)
 	}
 	return out
+}
+
+// offline lists the replicas that cannot be used: on brokers that are fenced or gone, and on this one if its log is broken.
+func (a *API) offline(img *metadata.Image, t *metadata.Topic, state *metadata.Partition) []int32 {
+	var out []int32
+	for _, id := range state.Replicas {
+		b, ok := img.Brokers[id]
+		broken := false
+		if id == a.NodeID {
+			part, here := a.Replicas.Get(tp.Partition{Topic: t.Name, Index: state.Index})
+			broken = here && part.Cause() != nil
+		}
+		if !ok || b.Fenced || broken {
+			out = append(out, id)
+		}
+	}
+	return out
+}
+
+// controllerID is the broker that clients should send what is for the controller. Every broker sends it on, so any will do;
+// the one that leads the quorum saves a hop.
+func (a *API) controllerID(img *metadata.Image) int32 {
+	if id := a.Quorum().Leader; id >= 0 {
+		if b, ok := img.Brokers[id]; ok && !b.Fenced {
+			return id
+		}
+	}
+	return a.NodeID
 }
 
 // endpoint is where clients of a listener reach a broker.
@@ -167,11 +194,12 @@ func (a *API) describeCluster(_ context.Context, c *call, req *kmsg.DescribeClus
 		return resp
 	}
 	resp.EndpointType = 1
-	resp.ClusterID, resp.ControllerID = img.ClusterID, a.NodeID
+	resp.ClusterID, resp.ControllerID = img.ClusterID, a.controllerID(img)
 	for _, id := range img.BrokerIDs() {
-		if e, ok := endpoint(img.Brokers[id], c.peer.Listener); ok {
+		known := img.Brokers[id]
+		if e, ok := endpoint(known, c.peer.Listener); ok && (!known.Fenced || req.Version >= 2 && req.IncludeFencedBrokers) {
 			b := kmsg.NewDescribeClusterResponseBroker()
-			b.NodeID, b.Host, b.Port, b.Rack = id, e.Host, e.Port, optional(img.Brokers[id].Rack)
+			b.NodeID, b.Host, b.Port, b.Rack, b.IsFenced = id, e.Host, e.Port, optional(known.Rack), known.Fenced
 			resp.Brokers = append(resp.Brokers, b)
 		}
 	}
@@ -235,8 +263,9 @@ func (a *API) describeTopicPartitions(_ context.Context, _ *call, req *kmsg.Desc
 			p.Partition, p.LeaderID, p.LeaderEpoch = state.Index, state.Leader, state.LeaderEpoch
 			p.Replicas, p.ISR = state.Replicas, state.ISR
 			p.EligibleLeaderReplicas, p.LastKnownELR = []int32{}, []int32{}
-			if part, ok := a.Replicas.Get(tp.Partition{Topic: name, Index: state.Index}); ok && part.Cause() != nil {
-				p.OfflineReplicas, p.LeaderID = []int32{a.NodeID}, -1
+			p.OfflineReplicas = a.offline(img, t, state)
+			if slices.Contains(p.OfflineReplicas, p.LeaderID) {
+				p.LeaderID = -1
 			}
 			out.Partitions = append(out.Partitions, p)
 		}

@@ -20,6 +20,8 @@ type Metrics struct {
 	failed   *prometheus.CounterVec
 	remote   *prometheus.CounterVec
 	located  prometheus.Counter
+
+	replicatedOut prometheus.Counter
 }
 
 // NewMetrics registers the metrics. Every series that is not by topic exists from the start.
@@ -37,8 +39,10 @@ func NewMetrics(r prometheus.Registerer) (*Metrics, error) {
 		failed:   vec("kafka_server_brokertopicmetrics_failedproducerequests_total", "Partitions of Produce requests that were refused.", "topic"),
 		remote:   vec("kafka_server_brokertopicmetrics_remotefetchbytes_total", "Bytes sent to consumers that the broker read from the tier (KIP-405).", "topic"),
 		located:  prometheus.NewCounter(prometheus.CounterOpts{Name: "varve_direct_located_bytes_total", Help: "Bytes of remote segments that clients were told the place of."}),
+
+		replicatedOut: prometheus.NewCounter(prometheus.CounterOpts{Name: "kafka_server_brokertopicmetrics_replicationbytesout_total", Help: "Bytes of record batches sent to followers."}),
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.errors, m.seconds, m.bytesIn, m.bytesOut, m.failed, m.remote, m.located} {
+	for _, c := range []prometheus.Collector{m.requests, m.errors, m.seconds, m.bytesIn, m.bytesOut, m.failed, m.remote, m.located, m.replicatedOut} {
 		if err := r.Register(c); err != nil {
 			return nil, errors.Join(errors.New("register request metrics"), err)
 		}

@@ -4,21 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/varve-io/varve/internal/commit"
 	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/log"
-	"github.com/varve-io/varve/internal/metadata"
+	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/recordbatch"
 	"github.com/varve-io/varve/internal/tp"
 	"github.com/varve-io/varve/internal/wire"
 )
 
 // startProduce appends at once, so that the batches of a connection are appended in the order in which they came. With
-// one replica in sync an append is committed when it returns, and nothing has to be waited for.
+// acks=all the answer waits until they are committed.
 func startProduce(a *API, _ context.Context, c *call, request kmsg.Request) (wire.Finish, error) {
 	req := request.(*kmsg.ProduceRequest)
 	resp := respond[*kmsg.ProduceResponse](req)
@@ -29,6 +31,8 @@ func startProduce(a *API, _ context.Context, c *call, request kmsg.Request) (wir
 		acksErr = errRequiredAcks
 	}
 	var first error
+	var writes []commit.Write
+	var rows [][2]int // of the answer, by write
 	for i := range req.Topics {
 		rt := &req.Topics[i]
 		t := kmsg.NewProduceResponseTopic()
@@ -49,21 +53,17 @@ func startProduce(a *API, _ context.Context, c *call, request kmsg.Request) (wir
 			p := kmsg.NewProduceResponseTopicPartition()
 			p.Partition = rp.Partition
 			err := topicErr
+			var write commit.Write
 			if err == nil {
-				err = a.append(req, name, rp, &p, now)
+				write, err = a.append(req, name, rp, &p, now)
 			}
 			if err != nil {
-				failProduce(req, err, &p)
-				a.Metrics.errors.WithLabelValues("Produce", errorName(err)).Inc()
-				if !errors.Is(err, errUnknownTopic) && topicErr == nil {
-					a.Metrics.failed.WithLabelValues(name).Inc()
-				}
+				a.failProduce(c, req, name, err, &p, resp)
 				if first == nil {
 					first = fmt.Errorf("%s-%d: %w", name, rp.Partition, err)
 				}
-			}
-			if code(err) == kerr.NotLeaderForPartition.Code && req.Version >= 10 {
-				a.hintProduce(img, name, &p, resp)
+			} else if req.Acks == -1 {
+				writes, rows = append(writes, write), append(rows, [2]int{i, j})
 			}
 			t.Partitions = append(t.Partitions, p)
 		}
@@ -76,32 +76,49 @@ func startProduce(a *API, _ context.Context, c *call, request kmsg.Request) (wir
 		// A producer that asked for no answer learns of a failure by the connection alone.
 		return nil, fmt.Errorf("client id %q: Produce with acks=0 failed: %w", c.header.ClientID, first)
 	}
-	return a.finish(c, func(context.Context) kmsg.Response { return resp }), nil
+	limit := time.Duration(max(req.TimeoutMillis, 0)) * time.Millisecond
+	return a.finish(c, func(ctx context.Context) kmsg.Response {
+		for i, err := range commit.Wait(ctx, limit, writes) {
+			if err != nil {
+				t := &resp.Topics[rows[i][0]]
+				a.failProduce(c, req, writes[i].Part.ID().Topic, err, &t.Partitions[rows[i][1]], resp)
+			}
+		}
+		return resp
+	}), nil
 }
 
 // append appends the records of one partition.
-func (a *API) append(req *kmsg.ProduceRequest, topic string, rp *kmsg.ProduceRequestTopicPartition, p *kmsg.ProduceResponseTopicPartition, now time.Time) error {
+func (a *API) append(req *kmsg.ProduceRequest, topic string, rp *kmsg.ProduceRequestTopicPartition, p *kmsg.ProduceResponseTopicPartition, now time.Time) (commit.Write, error) {
 	part, err := a.replica(topic, rp.Partition)
 	if err != nil {
-		return err
+		return commit.Write{}, err
 	}
 	if req.Version < 7 { // zstd came with v7 (KIP-110)
 		if h, err := recordbatch.ParseHeader(rp.Records); err == nil && h.Codec() == recordbatch.CodecZstd {
-			return fmt.Errorf("%w: Produce version %d does not allow zstd", recordbatch.ErrUnsupportedCompression, req.Version)
+			return commit.Write{}, fmt.Errorf("%w: Produce version %d does not allow zstd", recordbatch.ErrUnsupportedCompression, req.Version)
 		}
 	}
 	size := len(rp.Records)
-	r, err := part.Append(rp.Records, now, false)
+	r, err := part.Append(partition.Write{Records: rp.Records, Now: now, AllReplicas: req.Acks == -1})
 	if err != nil {
-		return err
+		return commit.Write{}, err
 	}
 	a.Metrics.bytesIn.WithLabelValues(topic).Add(float64(size))
 	p.BaseOffset, p.LogAppendTime, p.LogStartOffset = r.FirstOffset, r.LogAppendTime, r.LogStart
-	return nil
+	return commit.Write{Part: part, Next: r.LastOffset + 1, Epoch: r.Epoch}, nil
 }
 
-func failProduce(req *kmsg.ProduceRequest, err error, p *kmsg.ProduceResponseTopicPartition) {
+// failProduce answers for a partition with an error.
+func (a *API) failProduce(c *call, req *kmsg.ProduceRequest, topic string, err error, p *kmsg.ProduceResponseTopicPartition, resp *kmsg.ProduceResponse) {
 	p.ErrorCode = code(err)
+	a.Metrics.errors.WithLabelValues("Produce", errorName(err)).Inc()
+	if _, ok := a.Image().Topics[topic]; ok {
+		a.Metrics.failed.WithLabelValues(topic).Inc()
+	}
+	if p.ErrorCode == kerr.NotLeaderForPartition.Code && req.Version >= 10 {
+		a.hintProduce(c, topic, p, resp)
+	}
 	p.BaseOffset, p.LogAppendTime, p.LogStartOffset = -1, -1, -1
 	// Older clients have no branch for INVALID_RECORD (KIP-467).
 	if p.ErrorCode == kerr.InvalidRecord.Code && req.Version < 8 {
@@ -128,15 +145,20 @@ func failProduce(req *kmsg.ProduceRequest, err error, p *kmsg.ProduceResponseTop
 }
 
 // hintProduce names the leader beside NOT_LEADER_OR_FOLLOWER (KIP-951).
-func (a *API) hintProduce(img *metadata.Image, topic string, p *kmsg.ProduceResponseTopicPartition, resp *kmsg.ProduceResponse) {
+func (a *API) hintProduce(c *call, topic string, p *kmsg.ProduceResponseTopicPartition, resp *kmsg.ProduceResponse) {
+	img := a.Image()
 	_, state, ok := img.Partition(tp.Partition{Topic: topic, Index: p.Partition})
 	if !ok {
 		return
 	}
 	p.CurrentLeader.LeaderID, p.CurrentLeader.LeaderEpoch = state.Leader, state.LeaderEpoch
-	if b, ok := img.Brokers[state.Leader]; ok && len(b.Listeners) > 0 {
+	b, ok := img.Brokers[state.Leader]
+	if !ok || slices.ContainsFunc(resp.Brokers, func(n kmsg.ProduceResponseBroker) bool { return n.NodeID == b.ID }) {
+		return
+	}
+	if e, ok := endpoint(b, c.peer.Listener); ok {
 		n := kmsg.NewProduceResponseBroker()
-		n.NodeID, n.Host, n.Port = b.ID, b.Listeners[0].Host, b.Listeners[0].Port
+		n.NodeID, n.Host, n.Port, n.Rack = b.ID, e.Host, e.Port, optional(b.Rack)
 		resp.Brokers = append(resp.Brokers, n)
 	}
 }

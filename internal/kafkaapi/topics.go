@@ -7,9 +7,9 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/varve-io/varve/internal/control"
 	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/coordinator"
-	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/tp"
 )
 
@@ -53,20 +53,14 @@ func (a *API) createTopics(ctx context.Context, _ *call, req *kmsg.CreateTopicsR
 	}
 	ctx, cancel := within(ctx, req.TimeoutMillis)
 	defer cancel()
-	var results []controller.CreatedTopic
-	err := a.Control.Do(ctx, func(img *metadata.Image, env controller.Env) ([]metadata.Record, error) {
-		var records []metadata.Record
-		var err error
-		results, records, err = controller.CreateTopics(img, env, asked, req.ValidateOnly)
-		return records, err
-	})
+	results, err := control.Do[[]controller.CreatedTopic](ctx, a.Control, controller.CreateTopicsCommand{Topics: asked, ValidateOnly: req.ValidateOnly})
 	made := make([]*controller.CreatedTopic, len(req.Topics))
 	for j, i := range at {
 		if err != nil {
 			errs[i] = err
 			continue
 		}
-		made[i], errs[i] = &results[j], results[j].Err
+		made[i], errs[i] = &results[j], results[j].Err.OrNil()
 	}
 	d := a.describer()
 	for i := range req.Topics {
@@ -116,10 +110,23 @@ func (a *API) internalTopic(name string) controller.NewTopic {
 	t := controller.NewTopic{Name: name, Partitions: -1, ReplicationFactor: -1, Internal: true}
 	if name == coordinator.Topic {
 		c := a.Config()
-		t.Partitions, t.ReplicationFactor = int32(c.Int("offsets.topic.num.partitions")), int16(c.Int("offsets.topic.replication.factor"))
+		t.Partitions = int32(c.Int("offsets.topic.num.partitions"))
+		t.ReplicationFactor = int16(min(c.Int("offsets.topic.replication.factor"), a.size()))
 		t.Configs = map[string]string{"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": c.Get("offsets.topic.segment.bytes")}
 	}
 	return t
+}
+
+// size is how many brokers the cluster has, or is known to get: topics of its own are not made with fewer replicas because
+// one of its founders is late.
+func (a *API) size() int {
+	voters := 0
+	for _, m := range a.Quorum().Members {
+		if m.Voter {
+			voters++
+		}
+	}
+	return max(len(a.Image().Brokers), voters, 1)
 }
 
 // deleteTopics serves DeleteTopics, by name or by id (KIP-516).
@@ -155,15 +162,10 @@ func (a *API) deleteTopics(ctx context.Context, _ *call, req *kmsg.DeleteTopicsR
 	}
 	ctx, cancel := within(ctx, req.TimeoutMillis)
 	defer cancel()
-	var results []error
-	err := a.Control.Do(ctx, func(img *metadata.Image, env controller.Env) ([]metadata.Record, error) {
-		var records []metadata.Record
-		results, records = controller.DeleteTopics(img, env, ids)
-		return records, nil
-	})
+	results, err := control.Do[[]*controller.Error](ctx, a.Control, controller.DeleteTopicsCommand{IDs: ids})
 	for j, i := range at {
 		if errs[i] = err; err == nil {
-			errs[i] = results[j]
+			errs[i] = results[j].OrNil()
 		}
 	}
 	for i, t := range topics {
@@ -200,15 +202,10 @@ func (a *API) createPartitions(ctx context.Context, _ *call, req *kmsg.CreatePar
 	}
 	ctx, cancel := within(ctx, req.TimeoutMillis)
 	defer cancel()
-	var results []error
-	err := a.Control.Do(ctx, func(img *metadata.Image, _ controller.Env) ([]metadata.Record, error) {
-		var records []metadata.Record
-		results, records = controller.CreatePartitions(img, asked, req.ValidateOnly)
-		return records, nil
-	})
+	results, err := control.Do[[]*controller.Error](ctx, a.Control, controller.CreatePartitionsCommand{Topics: asked, ValidateOnly: req.ValidateOnly})
 	for j, i := range at {
 		if errs[i] = err; err == nil {
-			errs[i] = results[j]
+			errs[i] = results[j].OrNil()
 		}
 	}
 	for i := range req.Topics {

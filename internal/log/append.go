@@ -115,9 +115,9 @@ func (l *Log) appendLeaderLocked(raw []byte, headers []recordbatch.Header, req *
 }
 
 // AppendAsFollower appends batches as the leader has them. They must begin at or after the end of the log
-// (UnexpectedOffsetError); a batch that is cut off at the end of records is left out. Size limits are not
-// applied: the leader has accepted the batches.
-func (l *Log) AppendAsFollower(records []byte, now time.Time) (AppendResult, error) {
+// (UnexpectedOffsetError); a batch that is cut off at the end of records is left out, and so is one of a leader epoch above
+// maxEpoch with all behind it. Size limits are not applied: the leader has accepted the batches.
+func (l *Log) AppendAsFollower(records []byte, maxEpoch int32, now time.Time) (AppendResult, error) {
 	var room [8]recordbatch.Header
 	headers := room[:0]
 	pos := 0
@@ -134,6 +134,9 @@ func (l *Log) AppendAsFollower(records []byte, now time.Time) (AppendResult, err
 		}
 		if err != nil {
 			return AppendResult{}, fmt.Errorf("%s: append as follower: %w", l.partition, err)
+		}
+		if h.LeaderEpoch > maxEpoch {
+			break
 		}
 		headers = append(headers, h)
 		pos += h.Size

@@ -199,20 +199,20 @@ func TestFollowerAppends(t *testing.T) {
 	}
 	all := readRaw(t, leader.Log, 0, 12, math.MaxInt32)
 	size := len(all) / 4
-	res, err := r.AppendAsFollower(bytes.Clone(all[:size*2+10]), time.UnixMilli(r.now))
+	res, err := r.AppendAsFollower(bytes.Clone(all[:size*2+10]), math.MaxInt32, time.UnixMilli(r.now))
 	if err != nil || res.FirstOffset != 0 || res.LastOffset != 5 {
 		t.Fatalf("with a batch cut off: %+v, %v", res, err)
 	}
 	var unexpected *UnexpectedOffsetError
-	if _, err := r.AppendAsFollower(bytes.Clone(all[size:]), time.UnixMilli(r.now)); !errors.As(err, &unexpected) || unexpected.End != 6 {
+	if _, err := r.AppendAsFollower(bytes.Clone(all[size:]), math.MaxInt32, time.UnixMilli(r.now)); !errors.As(err, &unexpected) || unexpected.End != 6 {
 		t.Errorf("batches the log has: %v", err)
 	}
 	bad := bytes.Clone(all[size*2:])
 	bad[size-1] ^= 1
-	if _, err := r.AppendAsFollower(bad, time.UnixMilli(r.now)); !errors.Is(err, recordbatch.ErrCorrupt) {
+	if _, err := r.AppendAsFollower(bad, math.MaxInt32, time.UnixMilli(r.now)); !errors.Is(err, recordbatch.ErrCorrupt) {
 		t.Errorf("damaged batch: %v", err)
 	}
-	if _, err := r.AppendAsFollower(bytes.Clone(all[size*3:]), time.UnixMilli(r.now)); err != nil {
+	if _, err := r.AppendAsFollower(bytes.Clone(all[size*3:]), math.MaxInt32, time.UnixMilli(r.now)); err != nil {
 		t.Errorf("after a hole: %v", err)
 	}
 	r.want(0, 0, 12)
@@ -229,7 +229,7 @@ func TestFollowerAppends(t *testing.T) {
 	}
 	v.Release()
 	far := records(t, 1, 1, func(b *recordbatch.Builder) { b.BaseOffset, b.LeaderEpoch = 1<<33, 4 })
-	_, err = r.AppendAsFollower(far, time.UnixMilli(r.now))
+	_, err = r.AppendAsFollower(far, math.MaxInt32, time.UnixMilli(r.now))
 	r.must(err)
 	if o := r.Offsets(); o.ActiveBase != 1<<33 {
 		t.Errorf("an offset that does not fit the segment: %+v", o)

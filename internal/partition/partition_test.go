@@ -57,14 +57,19 @@ func batch(t *testing.T, n int, change func(*recordbatch.Builder)) []byte {
 
 func led(t *testing.T) *partition.Partition {
 	t.Helper()
-	p := partition.New(id, topic, self, openLog(t, vfs.NewMem()), 0)
-	p.Lead(self, 3)
+	p := partition.New(id, topic, self, openLog(t, vfs.NewMem()), 0, partition.Hooks{})
+	p.Assume(alone(self, 3), start)
 	return p
+}
+
+// alone is the role of a partition whose only replica is leader.
+func alone(leader, epoch int32) partition.Role {
+	return partition.Role{Leader: leader, LeaderEpoch: epoch, Replicas: []int32{leader}, ISR: []int32{leader}}
 }
 
 func add(t *testing.T, p *partition.Partition, n int) {
 	t.Helper()
-	if _, err := p.Append(batch(t, n, nil), start, false); err != nil {
+	if _, err := p.Append(partition.Write{Records: batch(t, n, nil), Now: start}); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -79,22 +84,22 @@ func signalled(w *partition.Waiter) bool {
 }
 
 func TestRolesAndEpochs(t *testing.T) {
-	p := partition.New(id, topic, self, openLog(t, vfs.NewMem()), 0)
-	if _, err := p.Append(batch(t, 1, nil), start, false); !errors.Is(err, partition.ErrNotLeader) {
+	p := partition.New(id, topic, self, openLog(t, vfs.NewMem()), 0, partition.Hooks{})
+	if _, err := p.Append(partition.Write{Records: batch(t, 1, nil), Now: start}); !errors.Is(err, partition.ErrNotLeader) {
 		t.Errorf("before a leader is known: %v", err)
 	}
-	p.Lead(self, 3)
+	p.Assume(alone(self, 3), start)
 	add(t, p, 4)
-	p.Lead(2, 3) // the epoch is not newer: nothing changes
-	p.Lead(2, 1)
+	p.Assume(alone(2, 3), start) // the epoch is not newer: nothing changes
+	p.Assume(alone(2, 1), start)
 	for epoch, want := range map[int32]error{-1: nil, 3: nil, 2: partition.ErrFencedEpoch, 0: partition.ErrFencedEpoch, 4: partition.ErrUnknownEpoch} {
 		marks, err := p.Offsets(epoch)
 		if !errors.Is(err, want) || err == nil && (marks.End != 4 || marks.HighWatermark != 4 || marks.LastStable != 4) || marks.Leader != self || marks.LeaderEpoch != 3 {
 			t.Errorf("epoch %d: %+v %v", epoch, marks, err)
 		}
 	}
-	p.Lead(2, 5)
-	if _, err := p.Append(batch(t, 1, nil), start, false); !errors.Is(err, partition.ErrNotLeader) {
+	p.Assume(alone(2, 5), start)
+	if _, err := p.Append(partition.Write{Records: batch(t, 1, nil), Now: start}); !errors.Is(err, partition.ErrNotLeader) {
 		t.Errorf("a deposed leader appended: %v", err)
 	}
 	if marks, err := p.Offsets(-1); !errors.Is(err, partition.ErrNotLeader) || marks.Leader != 2 || marks.LeaderEpoch != 5 {
@@ -103,7 +108,7 @@ func TestRolesAndEpochs(t *testing.T) {
 	if _, err := p.DeleteRecords(1); !errors.Is(err, partition.ErrNotLeader) {
 		t.Errorf("%v", err)
 	}
-	p.Lead(self, 6)
+	p.Assume(alone(self, 6), start)
 	add(t, p, 2)
 	if l, e := p.Leadership(); l != self || e != 6 {
 		t.Errorf("%d in %d", l, e)
@@ -124,9 +129,9 @@ func TestRolesAndEpochs(t *testing.T) {
 func TestLastStableIsBelowOpenTransactions(t *testing.T) {
 	p := led(t)
 	add(t, p, 3)
-	if _, err := p.Append(batch(t, 2, func(b *recordbatch.Builder) {
+	if _, err := p.Append(partition.Write{Now: start, Records: batch(t, 2, func(b *recordbatch.Builder) {
 		b.ProducerID, b.ProducerEpoch, b.BaseSequence, b.Transactional = 9, 0, 0, true
-	}), start, false); err != nil {
+	})}); err != nil {
 		t.Fatal(err)
 	}
 	if m, err := p.Offsets(-1); err != nil || m.HighWatermark != 5 || m.LastStable != 3 {
@@ -137,18 +142,18 @@ func TestLastStableIsBelowOpenTransactions(t *testing.T) {
 // Whoever watches hears of appends, of a change of leadership, of retirement, of failure and of the end, and of nothing after.
 func TestWatchers(t *testing.T) {
 	fs := vfs.NewFaulty(vfs.NewMem())
-	p := partition.New(id, topic, self, openLog(t, fs), 0)
+	p := partition.New(id, topic, self, openLog(t, fs), 0, partition.Hooks{})
 	w, gone := partition.NewWaiter(), partition.NewWaiter()
-	p.Watch(w)
-	p.Watch(gone)
-	p.Unwatch(gone)
+	p.Watch(w, partition.Committed)
+	p.Watch(gone, partition.Committed)
+	p.Unwatch(gone, partition.Committed)
 	for _, c := range []struct {
 		name   string
 		change func()
 	}{
-		{"lead", func() { p.Lead(self, 3) }},
+		{"lead", func() { p.Assume(alone(self, 3), start) }},
 		{"append", func() { add(t, p, 1); add(t, p, 1) }},
-		{"follow", func() { p.Lead(2, 5) }},
+		{"follow", func() { p.Assume(alone(2, 5), start) }},
 		{"retire", p.Retire},
 	} {
 		c.change()
@@ -156,13 +161,13 @@ func TestWatchers(t *testing.T) {
 			t.Errorf("%s: not one signal", c.name)
 		}
 	}
-	p.Lead(self, 9)
+	p.Assume(alone(self, 9), start)
 	signalled(w)
 	fs.Inject(vfs.Fault{Op: vfs.OpWrite, Err: syscall.EIO, Sticky: true})
-	if _, err := p.Append(batch(t, 1, nil), start, false); !errors.Is(err, syscall.EIO) {
+	if _, err := p.Append(partition.Write{Records: batch(t, 1, nil), Now: start}); !errors.Is(err, syscall.EIO) {
 		t.Fatal(err)
 	}
-	if _, err := p.Append(batch(t, 1, nil), start, false); !errors.Is(err, log.ErrLogDead) {
+	if _, err := p.Append(partition.Write{Records: batch(t, 1, nil), Now: start}); !errors.Is(err, log.ErrLogDead) {
 		t.Fatal(err)
 	}
 	if !signalled(w) {
@@ -180,10 +185,10 @@ func TestWatchers(t *testing.T) {
 func TestRefusedAppendKeepsThePartitionOnline(t *testing.T) {
 	p := led(t)
 	w := partition.NewWaiter()
-	p.Watch(w)
+	p.Watch(w, partition.Committed)
 	bad := batch(t, 1, nil)
 	bad[len(bad)-1] ^= 1
-	if _, err := p.Append(bad, start, false); !errors.Is(err, recordbatch.ErrCorrupt) {
+	if _, err := p.Append(partition.Write{Records: bad, Now: start}); !errors.Is(err, recordbatch.ErrCorrupt) {
 		t.Fatal(err)
 	}
 	if p.Cause() != nil || signalled(w) {
@@ -193,14 +198,15 @@ func TestRefusedAppendKeepsThePartitionOnline(t *testing.T) {
 }
 
 func TestRollIsToldOnce(t *testing.T) {
-	p := led(t)
 	rolls := 0
-	p.OnRoll = func(q *partition.Partition) {
+	var p *partition.Partition
+	p = partition.New(id, topic, self, openLog(t, vfs.NewMem()), 0, partition.Hooks{Rolled: func(q *partition.Partition) {
 		if _, err := q.Offsets(-1); err != nil || q != p { // not under the lock
 			t.Error(err)
 		}
 		rolls++
-	}
+	}})
+	p.Assume(alone(self, 3), start)
 	for range 6 {
 		add(t, p, 2)
 	}
@@ -255,14 +261,14 @@ func TestSetRemoteMovesTheLogStart(t *testing.T) {
 func TestHighWatermarkIsClampedToTheLog(t *testing.T) {
 	fs := vfs.NewMem()
 	l := openLog(t, fs)
-	p := partition.New(id, topic, self, l, 99)
+	p := partition.New(id, topic, self, l, 99, partition.Hooks{})
 	if p.HighWatermark() != 0 {
 		t.Errorf("%d in an empty log", p.HighWatermark())
 	}
-	p.Lead(self, 1)
+	p.Assume(alone(self, 1), start)
 	add(t, p, 3)
 	for hw, want := range map[int64]int64{-1: 0, 2: 2, 3: 3, 9: 3} {
-		if got := partition.New(id, topic, self, l, hw).HighWatermark(); got != want {
+		if got := partition.New(id, topic, self, l, hw, partition.Hooks{}).HighWatermark(); got != want {
 			t.Errorf("%d becomes %d", hw, got)
 		}
 	}
@@ -271,14 +277,14 @@ func TestHighWatermarkIsClampedToTheLog(t *testing.T) {
 func TestOffline(t *testing.T) {
 	cause := errors.New("damaged")
 	p := partition.Offline(id, topic, self, cause)
-	p.Lead(self, 3)
+	p.Assume(alone(self, 3), start)
 	w := partition.NewWaiter()
-	p.Watch(w)
-	p.Unwatch(w)
+	p.Watch(w, partition.Committed)
+	p.Unwatch(w, partition.Committed)
 	if err := p.SetRemote(nil, 5); err != nil {
 		t.Error(err)
 	}
-	_, appended := p.Append(nil, start, false)
+	_, appended := p.Append(partition.Write{Records: nil, Now: start})
 	_, deleted := p.DeleteRecords(0)
 	_, marks := p.Offsets(-1)
 	for _, err := range []error{appended, deleted, marks} {

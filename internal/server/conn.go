@@ -13,6 +13,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/varve-io/varve/internal/peer"
 	"github.com/varve-io/varve/internal/wire"
 )
 
@@ -27,9 +28,9 @@ type conn struct {
 	cancel  context.CancelFunc // ends what its requests wait for
 }
 
-func newConn(s *Server, listener string, nc net.Conn, cancel context.CancelFunc) *conn {
-	return &conn{server: s, nc: nc, cancel: cancel, queue: make(chan wire.Finish, InFlightMax),
-		peer: &wire.Peer{Listener: listener, Local: nc.LocalAddr(), Remote: nc.RemoteAddr()}}
+func newConn(s *Server, p wire.Peer, nc net.Conn, cancel context.CancelFunc) *conn {
+	p.Local, p.Remote = nc.LocalAddr(), nc.RemoteAddr()
+	return &conn{server: s, nc: nc, cancel: cancel, queue: make(chan wire.Finish, InFlightMax), peer: &p}
 }
 
 // drain makes the reader stop at the next frame boundary.
@@ -46,6 +47,10 @@ func (c *conn) abort() {
 
 // run serves the connection until it ends and returns why, nil if that was ordinary.
 func (c *conn) run(ctx context.Context) error {
+	in := bufio.NewReaderSize(c.nc, 64<<10)
+	if admitted, err := c.greet(ctx, in); !admitted {
+		return err
+	}
 	written := make(chan error, 1)
 	go func() {
 		err := c.write(ctx)
@@ -57,7 +62,7 @@ func (c *conn) run(ctx context.Context) error {
 		}
 		written <- err
 	}()
-	readErr := c.read(ctx)
+	readErr := c.read(ctx, in)
 	close(c.queue)
 	if readErr != nil {
 		// A peer that sends garbage gets no more answers.
@@ -71,15 +76,64 @@ func (c *conn) run(ctx context.Context) error {
 	return writeErr
 }
 
+// greet finds out who is there. It returns false for a connection that is closed or belongs to another node.
+func (c *conn) greet(ctx context.Context, in *bufio.Reader) (admitted bool, err error) {
+	if c.peer.Node != wire.NoNode {
+		return true, nil
+	}
+	head, err := c.peek(in)
+	if head == nil {
+		c.nc.Close()
+		return false, err
+	}
+	if c.server.nodes != nil && string(head) == peer.Magic {
+		c.nc.SetReadDeadline(time.Time{})
+		c.server.nodes(&replayed{c.nc, in})
+		return false, nil
+	}
+	select {
+	case <-c.server.ready:
+		return true, nil
+	case <-ctx.Done():
+		c.nc.Close()
+		return false, nil
+	}
+}
+
+// replayed is a connection of which in has read ahead.
+type replayed struct {
+	net.Conn
+	in *bufio.Reader
+}
+
+func (r *replayed) Read(p []byte) (int, error) { return r.in.Read(p) }
+
+// NetConn is the connection itself, for what is written.
+func (r *replayed) NetConn() net.Conn { return r.Conn }
+
+// socket finds the socket under a connection, nil if it is none.
+func socket(c net.Conn) *net.TCPConn {
+	for c != nil {
+		if tcp, ok := c.(*net.TCPConn); ok {
+			return tcp
+		}
+		wrapped, ok := c.(interface{ NetConn() net.Conn })
+		if !ok {
+			return nil
+		}
+		c = wrapped.NetConn()
+	}
+	return nil
+}
+
 // read takes frames off the socket until the peer is done, and returns nil then.
-func (c *conn) read(ctx context.Context) (err error) {
+func (c *conn) read(ctx context.Context, in *bufio.Reader) (err error) {
 	defer func() {
 		if p := recover(); p != nil {
 			c.server.log.Error("panic while serving a request", "peer", c.nc.RemoteAddr().String(), "panic", p, "stack", string(debug.Stack()))
 			err = fmt.Errorf("internal error: %v", p)
 		}
 	}()
-	in := bufio.NewReaderSize(c.nc, 64<<10)
 	first := true
 	for {
 		size, err := c.nextSize(in, first)
@@ -110,6 +164,25 @@ func (c *conn) read(ctx context.Context) (err error) {
 
 // nextSize waits for the size of the next frame; -1 means that the peer is done.
 func (c *conn) nextSize(in *bufio.Reader, first bool) (int, error) {
+	head, err := c.peek(in)
+	if head == nil {
+		return -1, err
+	}
+	if first {
+		if what := wire.Sniff(head); what != "" {
+			return -1, fmt.Errorf("this is no Kafka client: it sent %s", what)
+		}
+	}
+	size := int32(binary.BigEndian.Uint32(head))
+	if size <= 0 || int(size) > c.server.limits.FrameMax {
+		return -1, fmt.Errorf("%w of %d bytes, socket.request.max.bytes is %d", errFrame, size, c.server.limits.FrameMax)
+	}
+	in.Discard(4)
+	return int(size), nil
+}
+
+// peek waits for the next four bytes; nil means that the peer is done.
+func (c *conn) peek(in *bufio.Reader) ([]byte, error) {
 	for {
 		if !c.drained.Load() {
 			c.nc.SetReadDeadline(time.Now().Add(c.server.limits.Idle))
@@ -119,25 +192,15 @@ func (c *conn) nextSize(in *bufio.Reader, first bool) (int, error) {
 		}
 		head, err := in.Peek(4)
 		if err == nil {
-			if first {
-				if what := wire.Sniff(head); what != "" {
-					return -1, fmt.Errorf("this is no Kafka client: it sent %s", what)
-				}
-			}
-			size := int32(binary.BigEndian.Uint32(head))
-			if size <= 0 || int(size) > c.server.limits.FrameMax {
-				return -1, fmt.Errorf("%w of %d bytes, socket.request.max.bytes is %d", errFrame, size, c.server.limits.FrameMax)
-			}
-			in.Discard(4)
-			return int(size), nil
+			return head, nil
 		}
 		if errors.Is(err, os.ErrDeadlineExceeded) {
 			if c.pending.Load() > 0 && !c.drained.Load() {
 				continue // not idle: it waits for an answer
 			}
-			return -1, nil
+			return nil, nil
 		}
-		return -1, c.ended(err)
+		return nil, c.ended(err)
 	}
 }
 

@@ -89,7 +89,8 @@ func serveOn(t *testing.T, ln net.Listener, h handlerFunc, change func(*Limits))
 		change(&limits)
 	}
 	r := &rig{t: t, addr: ln.Addr().String(), lines: &lines{}, gone: make(chan struct{}), opened: make(chan int, 1000)}
-	r.server = New(h, limits, slog.New(slog.NewTextHandler(r.lines, nil)), Metrics{Connections: func(d int) { r.opened <- d }})
+	r.server = New(h, limits, slog.New(slog.NewTextHandler(r.lines, nil)), Metrics{Connections: func(d int) { r.opened <- d }}, nil)
+	r.server.Admit()
 	ctx, cancel := context.WithCancel(context.Background())
 	go func() {
 		defer close(r.gone)

@@ -26,7 +26,7 @@ func (c *conn) send(r wire.Reply) error {
 		return nil
 	}
 	c.nc.SetWriteDeadline(time.Now().Add(c.server.limits.Idle))
-	tcp, _ := c.nc.(*net.TCPConn)
+	tcp := socket(c.nc)
 	var gather net.Buffers
 	flush := func() error {
 		if len(gather) == 0 {

@@ -50,17 +50,23 @@ type Server struct {
 	log     *slog.Logger
 	metrics Metrics
 	open    atomic.Int64
-	peers   *perPeer
+	lines   *perPeer
+	nodes   func(net.Conn)
+	ready   chan struct{} // closed by Admit
 
 	mu       sync.Mutex
 	conns    map[*conn]struct{}
 	draining bool
 }
 
-// New makes a server that serves nothing yet.
-func New(h Handler, l Limits, log *slog.Logger, m Metrics) *Server {
-	return &Server{handler: h, limits: l, log: log, metrics: m, conns: map[*conn]struct{}{}, peers: newPerPeer()}
+// New makes a server that serves nothing yet. Connections of other nodes are handed to nodes as they are, from their first
+// byte on; it takes them over and must not wait. With nil they are strangers.
+func New(h Handler, l Limits, log *slog.Logger, m Metrics, nodes func(net.Conn)) *Server {
+	return &Server{handler: h, limits: l, log: log, metrics: m, conns: map[*conn]struct{}{}, lines: newPerPeer(), nodes: nodes, ready: make(chan struct{})}
 }
+
+// Admit lets clients in. Until then they wait, as they would for a port that is bound and not served; nodes do not. Call it once.
+func (s *Server) Admit() { close(s.ready) }
 
 // Serve accepts connections on ln until ctx ends or the listener fails, then waits until its connections are gone.
 // When ctx ends, connections finish what they have started, within the grace that the caller gives through Drain.
@@ -95,7 +101,7 @@ func (s *Server) Serve(ctx context.Context, name string, ln net.Listener) error 
 		s.count(1)
 		group.Go(func() error {
 			defer s.count(-1)
-			s.serve(connCtx, name, c)
+			s.serve(connCtx, c, wire.Peer{Listener: name, Node: wire.NoNode})
 			return nil
 		})
 	}
@@ -130,10 +136,16 @@ func (s *Server) CloseAll() {
 	}
 }
 
-func (s *Server) serve(ctx context.Context, name string, nc net.Conn) {
+// ServeNode serves Kafka on a connection of another node, whose identity is known, until it ends. listener is the one that
+// it came by.
+func (s *Server) ServeNode(ctx context.Context, nc net.Conn, listener string, node int32) {
+	s.serve(ctx, nc, wire.Peer{Listener: listener, Node: node})
+}
+
+func (s *Server) serve(ctx context.Context, nc net.Conn, peer wire.Peer) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	c := newConn(s, name, nc, cancel)
+	c := newConn(s, peer, nc, cancel)
 	s.mu.Lock()
 	s.conns[c] = struct{}{}
 	if s.draining {
@@ -145,8 +157,8 @@ func (s *Server) serve(ctx context.Context, name string, nc net.Conn) {
 		delete(s.conns, c)
 		s.mu.Unlock()
 	}()
-	if err := c.run(ctx); err != nil && s.peers.allow(c.peer.Host()+cause(err), time.Now()) {
-		s.log.Warn("connection closed", "peer", nc.RemoteAddr().String(), "listener", name, "cause", err)
+	if err := c.run(ctx); err != nil && s.lines.allow(c.peer.Host()+cause(err), time.Now()) {
+		s.log.Warn("connection closed", "peer", nc.RemoteAddr().String(), "listener", peer.Listener, "cause", err)
 	}
 }
 

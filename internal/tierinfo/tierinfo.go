@@ -26,7 +26,7 @@ const (
 	Segments Ask = 2 // every remote segment too, and those of deleted topics
 )
 
-// Partition is what the leader tells of one partition's tier.
+// Partition is what a replica tells of one partition's tier.
 type Partition struct {
 	LocalStart   int64 `cbor:"1,keyasint" json:"localLogStartOffset"` // first offset on disk
 	LogStart     int64 `cbor:"2,keyasint" json:"logStartOffset"`
@@ -46,6 +46,11 @@ type Partition struct {
 	// Unstable is the first offset of the oldest open transaction, which holds the tier back; -1 if there is none.
 	Unstable int64          `cbor:"15,keyasint" json:"openTransactionSince"`
 	List     []tier.Segment `cbor:"16,keyasint,omitempty" json:"segments,omitempty"`
+	// LocalBytes is the local span of this replica, which decides how readily it is made leader (KIP-1303).
+	LocalBytes int64 `cbor:"17,keyasint" json:"localBytes"`
+	// Follower says that another broker leads; Phase is what it is at then.
+	Follower bool   `cbor:"18,keyasint,omitempty" json:"follower,omitempty"`
+	Phase    string `cbor:"19,keyasint,omitempty" json:"phase,omitempty"`
 }
 
 // Deleted are the remote segments of deleted topics that are not gone yet.

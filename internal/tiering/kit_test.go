@@ -12,7 +12,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/varve-io/varve/internal/control"
 	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/metadata"
@@ -72,12 +71,24 @@ func (p *process) step(do func() error) error {
 	return errCrash
 }
 
-// Image and Propose are the metadata log.
+// Image is the metadata as the process sees it.
 func (p *process) Image() *metadata.Image { return p.w.img() }
 
-func (p *process) Propose(_ context.Context, records []metadata.Record) (*metadata.Image, error) {
-	err := p.step(func() error { return p.w.apply(records...) })
-	return p.w.img(), err
+// Do is the controller.
+func (p *process) Do(_ context.Context, c controller.Command) (any, error) {
+	if err := p.ctx.Err(); err != nil {
+		return nil, err
+	}
+	p.w.commands.Lock()
+	defer p.w.commands.Unlock()
+	records, reply, err := c.Run(p.w.img(), controller.Env{Now: time.Now().UnixMilli()})
+	if err == nil && len(records) > 0 {
+		err = p.step(func() error { return p.w.apply(records...) })
+	}
+	if err == nil {
+		err = p.w.follow(nil)
+	}
+	return reply, err
 }
 
 // bucket is the store as a process sees it.
@@ -102,6 +113,9 @@ type world struct {
 	config tier.Config
 	bytes  []byte // all that was appended
 	events []Event
+
+	rolled   func(*partition.Partition)
+	commands sync.Mutex // one at a time
 
 	mu    sync.Mutex
 	image *metadata.Image
@@ -130,7 +144,7 @@ func (w *world) follow(*metadata.Image) error {
 		w.part.Retire()
 		return nil
 	}
-	w.part.Lead(s.Leader, s.LeaderEpoch)
+	w.part.Assume(partition.Role{Leader: s.Leader, LeaderEpoch: s.LeaderEpoch, PartitionEpoch: s.PartitionEpoch, Replicas: s.Replicas, ISR: s.ISR}, time.Now())
 	if err := w.part.SetRemote(s.Remote, s.LogStart); err != nil {
 		return err
 	}
@@ -150,7 +164,11 @@ func newWorld(t *testing.T, batches int) *world {
 	l, err := log.Open(log.Options{FS: fs, Dir: "/d/t-0", Partition: id, TopicID: topicID, Config: c, Now: time.Now()})
 	w.must(err)
 	t.Cleanup(func() { l.Close() })
-	w.part = partition.New(id, topicID, 1, l, 0)
+	w.part = partition.New(id, topicID, 1, l, 0, partition.Hooks{Rolled: func(p *partition.Partition) {
+		if w.rolled != nil {
+			w.rolled(p)
+		}
+	}})
 	w.must(w.follow(nil))
 	for range batches {
 		w.add()
@@ -173,7 +191,7 @@ func (w *world) add() {
 	}
 	raw, err := b.Build()
 	w.must(err)
-	_, err = w.part.Append(raw, time.Now(), false)
+	_, err = w.part.Append(partition.Write{Records: raw, Now: time.Now()})
 	w.must(err)
 	w.bytes = append(w.bytes, raw...) // stamped in place
 }
@@ -182,8 +200,7 @@ func (w *world) add() {
 func (w *world) start(die int, after bool) (*process, *Service) {
 	p := &process{w: w, die: die, after: after}
 	p.ctx, p.cancel = context.WithCancel(w.t.Context())
-	env := func() controller.Env { return controller.Env{Now: time.Now().UnixMilli()} }
-	s := New(Options{Self: 1, Bucket: bucket{w.store, p}, Upload: uploader.Options{Prefix: "p/"}, Control: control.New(p, env, func(_ context.Context, img *metadata.Image) error { return w.follow(img) }),
+	s := New(Options{Self: 1, Bucket: bucket{w.store, p}, Upload: uploader.Options{Prefix: "p/"}, Control: p,
 		Image: p.Image, Config: func(string) tier.Config { return w.config }, Forget: func(tp.UUID) {}, Interval: interval, DeleteDelay: deleteDelay, Workers: 2,
 		Log: slog.New(slog.DiscardHandler), Observe: func(e Event) {
 			w.mu.Lock()

@@ -17,7 +17,6 @@ import (
 
 	"golang.org/x/sync/semaphore"
 
-	"github.com/varve-io/varve/internal/control"
 	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/metadata"
@@ -28,12 +27,17 @@ import (
 	"github.com/varve-io/varve/internal/tp"
 )
 
+// Control runs commands at the active controller and returns when this broker lives by what they changed; *control.Client is one.
+type Control interface {
+	Do(ctx context.Context, command controller.Command) (any, error)
+}
+
 // Options of New. All but Observe are required.
 type Options struct {
 	Self        int32
 	Bucket      objstore.Bucket
 	Upload      uploader.Options
-	Control     *control.Client
+	Control     Control
 	Image       func() *metadata.Image
 	Config      func(topic string) tier.Config
 	Forget      func(segment tp.UUID) // drop what is cached of a segment
@@ -284,9 +288,8 @@ func (s *Service) step(ctx context.Context, e *entry) (more bool, err error) {
 	}
 	ids := append(plan.Abandon, plan.Delete...)
 	if len(ids) > 0 || plan.LogStart > marks.LogStart {
-		if err := s.record(ctx, func(img *metadata.Image, now int64) ([]metadata.Record, error) {
-			return controller.StartDelete(img, p.TopicID(), p.ID().Index, s.o.Self, marks.LeaderEpoch, ids, plan.LogStart, now)
-		}); err != nil {
+		if err := s.record(ctx, controller.StartDeleteCommand{Topic: p.TopicID(), Index: p.ID().Index, Leader: s.o.Self, Epoch: marks.LeaderEpoch,
+			Segments: ids, LogStart: plan.LogStart}); err != nil {
 			return false, err
 		}
 		more = true
@@ -300,8 +303,8 @@ func (s *Service) step(ctx context.Context, e *entry) (more bool, err error) {
 }
 
 // record runs a controller command and waits until the partition has taken its result over.
-func (s *Service) record(ctx context.Context, command func(*metadata.Image, int64) ([]metadata.Record, error)) error {
-	err := s.o.Control.Do(ctx, func(img *metadata.Image, env controller.Env) ([]metadata.Record, error) { return command(img, env.Now) })
+func (s *Service) record(ctx context.Context, command controller.Command) error {
+	_, err := s.o.Control.Do(ctx, command)
 	if errors.Is(err, controller.ErrFenced) || errors.Is(err, controller.ErrUnknownTopic) {
 		return fmt.Errorf("%w: %w", errMoved, err)
 	}
@@ -342,7 +345,7 @@ func (s *Service) copy(ctx context.Context, e *entry, l *log.Log, marks partitio
 			s.o.Observe(Event{Topic: seg.Topic, Err: err})
 		}
 	}()
-	if err := s.record(ctx, func(img *metadata.Image, _ int64) ([]metadata.Record, error) { return controller.StartCopy(img, seg) }); err != nil {
+	if err := s.record(ctx, controller.StartCopyCommand{Segment: seg}); err != nil {
 		return err
 	}
 	started = true
@@ -355,9 +358,7 @@ func (s *Service) copy(ctx context.Context, e *entry, l *log.Log, marks partitio
 	if err != nil {
 		return fmt.Errorf("upload offsets %d to %d: %w", seg.Start, seg.End, err)
 	}
-	if err := s.record(ctx, func(img *metadata.Image, now int64) ([]metadata.Record, error) {
-		return controller.FinishCopy(img, seg, controller.Finished{ObjectBytes: result.ObjectBytes, CRC: result.CRC, Format: result.Format, CustomMetadata: result.CustomMetadata}, now)
-	}); err != nil {
+	if err := s.record(ctx, controller.FinishCopyCommand{Segment: seg, Finished: controller.Finished{ObjectBytes: result.ObjectBytes, CRC: result.CRC, Format: result.Format, CustomMetadata: result.CustomMetadata}}); err != nil {
 		return err
 	}
 	s.o.Observe(Event{Topic: seg.Topic, Copied: seg.Size})
@@ -382,9 +383,7 @@ func (s *Service) clean(ctx context.Context, topic tp.UUID, id tp.Partition, rem
 			}
 			return fmt.Errorf("delete remote segment %s: %w", segmentID, err)
 		}
-		if err := s.record(ctx, func(img *metadata.Image, _ int64) ([]metadata.Record, error) {
-			return controller.FinishDelete(img, topic, id.Index, []tp.UUID{segmentID})
-		}); err != nil {
+		if err := s.record(ctx, controller.FinishDeleteCommand{Topic: topic, Index: id.Index, Segments: []tp.UUID{segmentID}}); err != nil {
 			return err
 		}
 		s.o.Observe(Event{Topic: id.Topic, Deleted: 1})
@@ -398,9 +397,7 @@ func (s *Service) leave(ctx context.Context, p *partition.Partition, marks parti
 	if len(remote) == 0 {
 		return nil
 	}
-	if err := s.record(ctx, func(img *metadata.Image, now int64) ([]metadata.Record, error) {
-		return controller.DisableRemote(img, p.TopicID(), p.ID().Index, s.o.Self, marks.LeaderEpoch, marks.LocalLogStart, now)
-	}); err != nil {
+	if err := s.record(ctx, controller.DisableRemoteCommand{Topic: p.TopicID(), Index: p.ID().Index, Leader: s.o.Self, Epoch: marks.LeaderEpoch, LogStart: marks.LocalLogStart}); err != nil {
 		return err
 	}
 	return s.clean(ctx, p.TopicID(), p.ID(), p.Remote(), deletable(p.Remote(), s.o.DeleteDelay))

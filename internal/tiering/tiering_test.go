@@ -275,7 +275,7 @@ func TestPoke(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, 9)
 		p, s := w.start(0, false)
-		w.part.OnRoll = s.Poke
+		w.rolled = s.Poke
 		done := p.runs(s)
 		synctest.Wait()
 		before, start := len(w.part.Remote()), time.Now()

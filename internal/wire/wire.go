@@ -160,8 +160,12 @@ type Finish func(ctx context.Context) Reply
 // Peer is the other end of a connection.
 type Peer struct {
 	Listener      string // name of the listener, PLAINTEXT
+	Node          int32  // id of the node that it has proved to be, NoNode for a client
 	Local, Remote net.Addr
 }
+
+// NoNode is the Node of a client.
+const NoNode int32 = -1
 
 // Host is the peer's address without its port, as Kafka shows it in group members: "/127.0.0.1".
 func (p *Peer) Host() string {
