@@ -22,7 +22,24 @@ type Image struct {
 	BrokerConfigs   map[int32]map[string]string
 	NextProducerID  int64
 	LastBrokerEpoch int64
+
+	// What the last batches touched, so that Diff need not visit every topic. self names this image; it is a pointer
+	// because only those of one process are ever compared.
+	self   *byte
+	recent []step
 }
+
+// step is one batch of an image's past: the image before it, and the topics that it touched.
+type step struct {
+	from   *byte
+	topics []tp.UUID
+}
+
+// Bounds of what an image remembers of its past.
+const (
+	maxSteps      = 32
+	maxStepTopics = 256 // a batch that touches more is worth a pass over all topics
+)
 
 // Topic is one topic of an image.
 type Topic struct {
@@ -43,7 +60,7 @@ type Partition struct {
 
 // Empty is the image before the first record.
 func Empty() *Image {
-	return &Image{Brokers: map[int32]*BrokerRecord{}, Topics: map[string]*Topic{}, TopicsByID: map[tp.UUID]*Topic{},
+	return &Image{self: new(byte), Brokers: map[int32]*BrokerRecord{}, Topics: map[string]*Topic{}, TopicsByID: map[tp.UUID]*Topic{},
 		Deleting: map[tp.UUID]*Topic{}, BrokerConfigs: map[int32]map[string]string{}}
 }
 
@@ -52,19 +69,25 @@ type builder struct {
 	Image
 	topicsCloned, deletingCloned bool
 	fresh                        map[*Topic]bool     // topics of this batch, free to change
+	touched                      map[tp.UUID]bool    // topics that came, changed or went
 	freshPartitions              map[*Partition]bool // partitions of this batch, free to change with their segments
 }
 
 // Apply folds a batch of records into a new image and leaves img alone. An error means that the log and this program
 // disagree about what is possible: the caller must stop.
 func (img *Image) Apply(records []Record) (*Image, error) {
-	b := &builder{Image: *img, fresh: map[*Topic]bool{}, freshPartitions: map[*Partition]bool{}}
+	b := &builder{Image: *img, fresh: map[*Topic]bool{}, touched: map[tp.UUID]bool{}, freshPartitions: map[*Partition]bool{}}
 	for _, r := range records {
 		if err := r.apply(b); err != nil {
 			return nil, fmt.Errorf("apply %T: %w", r, err)
 		}
 	}
 	next := b.Image
+	next.self, next.recent = new(byte), nil
+	if len(b.touched) <= maxStepTopics && img.self != nil {
+		past := img.recent[max(0, len(img.recent)+1-maxSteps):]
+		next.recent = append(slices.Clone(past), step{img.self, slices.Collect(maps.Keys(b.touched))})
+	}
 	return &next, nil
 }
 
@@ -93,7 +116,7 @@ func (b *builder) topic(id tp.UUID) (*Topic, error) {
 	}
 	c := *t
 	c.Partitions = slices.Clone(t.Partitions)
-	b.fresh[&c] = true
+	b.fresh[&c], b.touched[id] = true, true
 	if living {
 		b.cloneTopics()
 		b.Topics[c.Name], b.TopicsByID[id] = &c, &c
@@ -165,7 +188,7 @@ func (r TopicRecord) apply(b *builder) error {
 	}
 	t := &Topic{Name: r.Name, ID: r.ID, Configs: r.Configs}
 	b.cloneTopics()
-	b.Topics[r.Name], b.TopicsByID[r.ID], b.fresh[t] = t, t, true
+	b.Topics[r.Name], b.TopicsByID[r.ID], b.fresh[t], b.touched[r.ID] = t, t, true, true
 	return nil
 }
 
@@ -213,6 +236,7 @@ func (r RemoveTopicRecord) apply(b *builder) error {
 	b.cloneTopics()
 	delete(b.Topics, t.Name)
 	delete(b.TopicsByID, r.Topic)
+	b.touched[r.Topic] = true
 	for _, p := range t.Partitions {
 		if len(p.Remote) > 0 {
 			b.cloneDeleting()
@@ -302,17 +326,32 @@ type Delta struct {
 	Brokers bool     // brokers came, went, or changed
 }
 
-// Diff compares two images of one history. It costs a pass over the topic maps, no more: unchanged topics are the same pointers.
+// Diff compares two images of one history. It costs as much as the batches between them touched; where those are many, a
+// pass over the topic maps: unchanged topics are the same pointers.
 func Diff(old, now *Image) Delta {
 	var d Delta
-	for id, t := range old.TopicsByID {
-		if _, ok := now.TopicsByID[id]; !ok {
-			d.Removed = append(d.Removed, t)
+	compare := func(id tp.UUID) {
+		was, is := old.TopicsByID[id], now.TopicsByID[id]
+		switch {
+		case was == is:
+		case is == nil:
+			d.Removed = append(d.Removed, was)
+		default:
+			d.Changed = append(d.Changed, is)
 		}
 	}
-	for id, t := range now.TopicsByID {
-		if old.TopicsByID[id] != t {
-			d.Changed = append(d.Changed, t)
+	if ids, ok := now.since(old); ok {
+		for id := range ids {
+			compare(id)
+		}
+	} else {
+		for id := range old.TopicsByID {
+			if _, ok := now.TopicsByID[id]; !ok {
+				compare(id)
+			}
+		}
+		for id := range now.TopicsByID {
+			compare(id)
 		}
 	}
 	order := func(a, b *Topic) int { return cmp.Or(cmp.Compare(a.Name, b.Name), slices.Compare(a.ID[:], b.ID[:])) }
@@ -321,4 +360,21 @@ func Diff(old, now *Image) Delta {
 	d.Brokers = !maps.Equal(old.Brokers, now.Brokers)
 	d.Configs = !maps.EqualFunc(old.BrokerConfigs, now.BrokerConfigs, maps.Equal)
 	return d
+}
+
+// since is what the batches from old to img touched, if img remembers.
+func (img *Image) since(old *Image) (map[tp.UUID]bool, bool) {
+	ids := map[tp.UUID]bool{}
+	if old.self == nil || old.self == img.self {
+		return ids, old == img
+	}
+	for i := len(img.recent) - 1; i >= 0; i-- {
+		for _, id := range img.recent[i].topics {
+			ids[id] = true
+		}
+		if img.recent[i].from == old.self {
+			return ids, true
+		}
+	}
+	return nil, false
 }

@@ -1,7 +1,12 @@
 package metadata
 
 import (
+	"fmt"
+	"reflect"
+	"slices"
 	"testing"
+
+	"pgregory.net/rapid"
 
 	"github.com/varve-io/varve/internal/tp"
 )
@@ -59,4 +64,58 @@ func FuzzUnmarshal(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Whatever way it takes, Diff says what a comparison of all topics says.
+func TestDiffRemembers(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		images := []*Image{Empty()}
+		for range rapid.IntRange(1, 2*maxSteps).Draw(r, "length") {
+			img := images[rapid.IntRange(max(0, len(images)-3), len(images)-1).Draw(r, "from")] // histories fork
+			var records []Record
+			many := rapid.IntRange(0, 9).Draw(r, "many") == 0
+			for i := range rapid.IntRange(0, 3).Draw(r, "records") {
+				id := tp.UUID{byte(rapid.IntRange(1, 5).Draw(r, "topic"))}
+				switch _, exists := img.TopicsByID[id]; {
+				case slices.ContainsFunc(records, func(r Record) bool { x, ok := r.(RemoveTopicRecord); return ok && x.Topic == id }):
+				case !exists && i == 0:
+					records = append(records, TopicRecord{Name: string(rune('a' + id[0])), ID: id}, PartitionRecord{Topic: id})
+				case exists && rapid.Bool().Draw(r, "remove"):
+					records = append(records, RemoveTopicRecord{id})
+				case exists:
+					records = append(records, PartitionRecord{Topic: id, LeaderEpoch: 1})
+				}
+			}
+			for i := range maxStepTopics + 1 {
+				if id := (tp.UUID{9, byte(i), byte(i >> 8)}); many && img.TopicsByID[id] == nil {
+					records = append(records, TopicRecord{Name: fmt.Sprint("many", i), ID: id})
+				}
+			}
+			next, err := img.Apply(records)
+			if err != nil {
+				r.Fatal(err)
+			}
+			images = append(images, next)
+		}
+		old, now := rapid.SampledFrom(images).Draw(r, "old"), images[len(images)-1]
+		forgetful := *now
+		forgetful.self, forgetful.recent = nil, nil
+		if a, b := Diff(old, now), Diff(old, &forgetful); !reflect.DeepEqual(a, b) {
+			r.Fatalf("%+v, but in fact %+v", a, b)
+		}
+	})
+}
+
+func TestALongBatchSurvives(t *testing.T) {
+	records := make([]Record, 140_000)
+	for i := range records {
+		records[i] = ProducerIDsRecord{int64(i)}
+	}
+	b, err := Marshal(records)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if again, err := Unmarshal(b); err != nil || len(again) != len(records) {
+		t.Fatal(len(again), err)
+	}
 }
