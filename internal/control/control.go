@@ -1,68 +1,156 @@
-// Package control is the way to the active controller: it computes a command's records from the newest image, proposes
-// them, and waits until this broker lives by them. Commands run one at a time, so that each sees what the one before did.
+// Package control is the way to the active controller, wherever it is, and the active controller's loop on the node that
+// leads the quorum.
+//
+// The loop runs commands in order against a working image and makes the records of many durable as one entry, while the
+// next ones gather. A node that does not lead sends its commands to the one that does, over a connection between nodes, and
+// follows where that leads.
+//
+// A command that was sent and not answered has an unknown outcome. Commands that may run twice are sent again, the others
+// fail with ErrUnknownOutcome. Everything is safe for concurrent use.
 package control
 
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
 	"sync"
+	"time"
 
 	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/metadata"
+	"github.com/varve-io/varve/internal/peer"
+	"github.com/varve-io/varve/internal/quorum"
 )
 
-// Quorum is what the client needs of the metadata log.
+// service is the name of control connections among those between nodes.
+const service = "control"
+
+var (
+	// ErrUnknownOutcome is returned if the active controller went away with the command: it may have been carried out.
+	ErrUnknownOutcome = errors.New("the active controller went away: it is not known whether the command was carried out")
+	// ErrBusy is returned if too many commands wait for the active controller.
+	ErrBusy = errors.New("the active controller has too many commands waiting")
+)
+
+// Quorum is what is needed of the metadata log.
 type Quorum interface {
 	Image() *metadata.Image
-	Propose(ctx context.Context, records []metadata.Record) (*metadata.Image, error)
+	Propose(ctx context.Context, base *metadata.Image, records []metadata.Record) (*metadata.Image, error)
+	Leadership() (quorum.Leadership, <-chan struct{})
+	Status() quorum.Status
+	AddVoter(ctx context.Context, id int32, address string) error
+	AddNonvoter(ctx context.Context, id int32, address string) error
+	DemoteVoter(ctx context.Context, id int32) error
+	Remove(ctx context.Context, id int32) error
 }
 
-// Client runs commands. It is safe for concurrent use.
+// Options of New.
+type Options struct {
+	NodeID int32
+	Quorum Quorum
+	// Hub connects to the other nodes; the service "control" is registered with it. nil for a node that is alone.
+	Hub *peer.Hub
+	// Env is what commands may know of this moment: Now, Random, Broker and TierAvailable. The rest is added here.
+	Env func() controller.Env
+	// Await returns when this broker's partitions live by an image of at least this index; nil does not wait.
+	Await func(ctx context.Context, index uint64) error
+	// Bootstrap lists the addresses of nodes to ask for the leader when none is known here.
+	Bootstrap func() []string
+	// SessionTimeout and Grace are broker.session.timeout.ms and varve.broker.disconnect.grace.ms.
+	SessionTimeout, Grace time.Duration
+	TickInterval          time.Duration // between looks for silent brokers; 0 means 100 ms
+	ForwardTimeout        time.Duration // one attempt to have another node run a command; 0 means 5 s
+	Logger                *slog.Logger
+}
+
+// Client runs commands at the active controller.
 type Client struct {
-	quorum Quorum
-	env    func() controller.Env
-	await  func(context.Context, *metadata.Image) error
+	o Options
 
-	mu sync.Mutex
+	mu     sync.Mutex
+	active *active           // while this node leads
+	beats  map[int32]*served // the connection that carried a node's last heartbeat
+	links  map[string]*link  // by address
+	next   int               // of Bootstrap to ask
+	over   bool
 }
 
-// New returns a client. env supplies what commands may know of this moment; await returns when the broker has reconciled
-// itself to an image at least as new as the given one.
-func New(q Quorum, env func() controller.Env, await func(context.Context, *metadata.Image) error) *Client {
-	return &Client{quorum: q, env: env, await: await}
-}
-
-// Command computes records from an image; no records means that nothing has to change.
-type Command func(img *metadata.Image, env controller.Env) ([]metadata.Record, error)
-
-// Do runs a command and returns when its records are durable and this broker has acted on them.
-func (c *Client) Do(ctx context.Context, command Command) error {
-	img, err := c.propose(ctx, command)
-	if err != nil {
-		return err
+// New returns a client; Run makes it work.
+func New(o Options) *Client {
+	if o.TickInterval <= 0 {
+		o.TickInterval = 100 * time.Millisecond
 	}
-	return c.await(ctx, img)
+	if o.ForwardTimeout <= 0 {
+		o.ForwardTimeout = 5 * time.Second
+	}
+	if o.SessionTimeout <= 0 {
+		o.SessionTimeout = 9 * time.Second
+	}
+	if o.Bootstrap == nil {
+		o.Bootstrap = func() []string { return nil }
+	}
+	c := &Client{o: o, beats: map[int32]*served{}, links: map[string]*link{}}
+	if o.Hub != nil {
+		o.Hub.Handle(service, c.serve)
+	}
+	return c
+}
+
+// Run is the active controller whenever this node leads the quorum, and owns the connections to the others. It returns when
+// ctx has ended and all that it started has.
+func (c *Client) Run(ctx context.Context) error {
+	defer c.hangUp()
+	for {
+		l, turned := c.o.Quorum.Leadership()
+		if l.Leading {
+			c.lead(ctx, l, turned)
+		}
+		select {
+		case <-turned:
+		case <-ctx.Done():
+			return nil
+		}
+	}
+}
+
+// Do runs a command and returns what it answered when its records are durable and this broker lives by them.
+func (c *Client) Do(ctx context.Context, command controller.Command) (any, error) {
+	a, err := c.route(ctx, task{command: command})
+	if err != nil {
+		return a.reply, err
+	}
+	if c.o.Await == nil {
+		return a.reply, nil
+	}
+	return a.reply, c.o.Await(ctx, a.index)
 }
 
 // Record runs a command and returns when its records are durable. The broker acts on them in its own time, so this may be
 // called from what the broker waits for.
-func (c *Client) Record(ctx context.Context, command Command) error {
-	_, err := c.propose(ctx, command)
-	return err
+func (c *Client) Record(ctx context.Context, command controller.Command) (any, error) {
+	a, err := c.route(ctx, task{command: command})
+	return a.reply, err
 }
 
-func (c *Client) propose(ctx context.Context, command Command) (*metadata.Image, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if err := ctx.Err(); err != nil {
-		return nil, err
+// Do is Client.Do with the type of the answer.
+func Do[R any](ctx context.Context, c *Client, command controller.Command) (R, error) {
+	reply, err := c.Do(ctx, command)
+	return typed[R](command, reply, err)
+}
+
+// Record is Client.Record with the type of the answer.
+func Record[R any](ctx context.Context, c *Client, command controller.Command) (R, error) {
+	reply, err := c.Record(ctx, command)
+	return typed[R](command, reply, err)
+}
+
+func typed[R any](command controller.Command, reply any, err error) (R, error) {
+	r, ok := reply.(R)
+	if err == nil && !ok {
+		err = fmt.Errorf("%T was answered with a %T", command, reply)
 	}
-	img := c.quorum.Image()
-	records, err := command(img, c.env())
-	if err != nil || len(records) == 0 {
-		return img, err
-	}
-	return c.quorum.Propose(ctx, records)
+	return r, err
 }
 
 // ErrNoProducerIDs is returned when a block of producer ids could not be reserved.
@@ -84,12 +172,7 @@ func (p *ProducerIDs) Next(ctx context.Context) (int64, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.next == p.end {
-		var first int64
-		err := p.client.Record(ctx, func(img *metadata.Image, _ controller.Env) ([]metadata.Record, error) {
-			var records []metadata.Record
-			first, records = controller.AllocateProducerIDs(img)
-			return records, nil
-		})
+		first, err := Record[int64](ctx, p.client, controller.ProducerIDsCommand{})
 		if err != nil {
 			return 0, errors.Join(ErrNoProducerIDs, err)
 		}

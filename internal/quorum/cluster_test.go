@@ -80,7 +80,11 @@ func newCluster(t testing.TB, voters, others int) *cluster {
 	return c
 }
 
-func (c *cluster) address(id int32) string { return c.listeners[id].Addr().String() }
+func (c *cluster) address(id int32) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.listeners[id].Addr().String()
+}
 
 func (c *cluster) folder(id int32) string { return filepath.Join(c.dir, fmt.Sprint(id)) }
 

@@ -150,6 +150,7 @@ func Open(o Options) (_ *Node, err error) {
 		if err := raft.BootstrapCluster(c, n.store, n.store, snapshots, n.transport, configuration([]config.Voter{{ID: o.NodeID, Address: o.Address}})); err != nil {
 			return nil, errors.Join(fmt.Errorf("found the quorum: %w", err), n.transport.Close())
 		}
+		n.debt.forgive() // of a time when it was meant to have others beside it
 	case slices.ContainsFunc(o.Voters, func(v config.Voter) bool { return v.ID == o.NodeID }):
 		n.found = o.Voters
 		n.wait("asking the voters whether there is a quorum")
