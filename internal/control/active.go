@@ -17,8 +17,10 @@ const (
 	queueMax   = 4096 // commands that may wait
 	batchMax   = 256  // commands of one entry
 	recordsMax = 5000 // records after which no more commands go into an entry: about 1 MiB
-	// changeTimeout bounds a change of the quorum's members on behalf of a command.
-	changeTimeout = 10 * time.Second
+	// changeTimeout bounds a change of the quorum's members on behalf of a command, which holds up the others.
+	changeTimeout = 3 * time.Second
+	// lagMax is how many entries a node may be behind and become a voter.
+	lagMax = 1000
 	// slowPace is the pause between two goes at what need not be quick: draining brokers, forgotten members.
 	slowPace = time.Second
 )
@@ -30,15 +32,16 @@ type active struct {
 	img   *metadata.Image
 	rest  []job // taken from the queue, and to be run first
 
-	lastPreferred, lastSlow int64 // ms
-	begun                   bool
-	forgotten               bool // members may have to be removed that are no broker's
+	lastTick, lastPreferred, lastSlow int64 // ms
+	begun                             bool
+	forgotten                         bool // members may have to be removed that are no broker's
 
 	entry sync.RWMutex // of over
 	over  bool         // nothing may be queued any more
 
-	mu       sync.Mutex // of sessions
+	mu       sync.Mutex // of what follows
 	sessions *controller.Sessions
+	applied  map[int32]uint64 // by broker, index of the image that it lives by
 }
 
 // job is a command that waits.
@@ -56,7 +59,7 @@ type outcome struct {
 
 // lead is the active controller until this node does not lead any more.
 func (c *Client) lead(ctx context.Context, l quorum.Leadership, turned <-chan struct{}) {
-	a := &active{c: c, queue: make(chan job, queueMax), img: c.o.Quorum.Image(), forgotten: true,
+	a := &active{c: c, queue: make(chan job, queueMax), img: c.o.Quorum.Image(), forgotten: true, applied: map[int32]uint64{},
 		sessions: controller.NewSessions(c.o.SessionTimeout.Milliseconds(), c.o.Grace.Milliseconds())}
 	now := c.o.Env().Now
 	heard := map[int32]int64{}
@@ -64,7 +67,7 @@ func (c *Client) lead(ctx context.Context, l quorum.Leadership, turned <-chan st
 		heard[l.Former] = l.Heard.UnixMilli()
 	}
 	a.sessions.Begin(a.img, now, heard)
-	a.lastPreferred = now
+	a.lastPreferred, a.lastTick = now, now
 	c.mu.Lock()
 	c.active = a
 	c.mu.Unlock()
@@ -136,6 +139,9 @@ func (a *active) drop() {
 
 // submit queues a command and waits for its outcome.
 func (a *active) submit(ctx context.Context, command controller.Command, from int32) (answer, error) {
+	if beat, ok := command.(controller.HeartbeatCommand); ok {
+		a.touch(beat)
+	}
 	done := make(chan outcome, 1)
 	if err := a.enqueue(job{ctx, command, from, done}); err != nil {
 		return answer{}, err
@@ -247,11 +253,6 @@ func (a *active) one(ctx context.Context, work *metadata.Image, env controller.E
 		}
 	}()
 	switch command := j.command.(type) {
-	case controller.HeartbeatCommand:
-		a.mu.Lock()
-		a.sessions.Touch(command.Broker, command.Epoch, env.Now)
-		a.sessions.SetThin(command.Broker, command.Thin)
-		a.mu.Unlock()
 	case controller.RegisterCommand:
 		if j.from < 0 {
 			// This process is the new run of this node, so the old one cannot be alive.
@@ -315,6 +316,30 @@ func (a *active) env() controller.Env {
 	return env
 }
 
+// touch notes a heartbeat at once: a broker is not silent because its heartbeats have to wait here.
+func (a *active) touch(beat controller.HeartbeatCommand) {
+	now := a.c.o.Env().Now
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.sessions.Touch(beat.Broker, beat.Epoch, now)
+	a.sessions.SetThin(beat.Broker, beat.Thin)
+	a.applied[beat.Broker] = beat.Applied
+}
+
+// keepsUp tells why a node that is to vote would be in the way of the others, nil if it follows the log.
+func (a *active) keepsUp(id int32, newest uint64) error {
+	now := a.c.o.Env().Now
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.sessions.Alive(id, now) {
+		return fmt.Errorf("node %d is not running: a voter that is down keeps the others from a majority", id)
+	}
+	if at := a.applied[id]; at+lagMax < newest {
+		return fmt.Errorf("node %d has read the metadata log up to %d of %d: try again when it has caught up", id, at, newest)
+	}
+	return nil
+}
+
 // disconnected notes that the connection with a node's heartbeats broke.
 func (a *active) disconnected(id int32) {
 	now := a.c.o.Env().Now
@@ -327,6 +352,11 @@ func (a *active) disconnected(id int32) {
 func (a *active) tick(ctx context.Context) {
 	env := a.env()
 	a.mu.Lock()
+	if away := env.Now - a.lastTick; away > a.c.o.SessionTimeout.Milliseconds()/2 {
+		// This node was stopped, or its clock was set. That is not the others' silence.
+		a.sessions.Begin(a.img, env.Now, nil)
+	}
+	a.lastTick = env.Now
 	silent := a.sessions.Silent(a.img, env.Now)
 	a.mu.Unlock()
 	if a.img.ClusterID == "" {

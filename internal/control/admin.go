@@ -9,8 +9,8 @@ import (
 	"github.com/varve-io/varve/internal/quorum"
 )
 
-// AddVoter makes a node a voter of the quorum, or gives a voter another address. With an empty address it takes that which
-// the broker has registered.
+// AddVoter makes a registered node that follows the log a voter of the quorum, or gives a voter another address. With an
+// empty address it takes that which the broker has registered.
 func (c *Client) AddVoter(ctx context.Context, id int32, address string) error {
 	_, err := c.route(ctx, task{act: actAddVoter, id: id, address: address})
 	return err
@@ -30,7 +30,7 @@ func (c *Client) QuorumStatus(ctx context.Context) (quorum.Status, error) {
 }
 
 // admin carries out an act on the quorum, which this node leads.
-func (c *Client) admin(ctx context.Context, t task) (answer, error) {
+func (c *Client) admin(ctx context.Context, active *active, t task) (answer, error) {
 	q := c.o.Quorum
 	status := q.Status()
 	broker := q.Image().Brokers[t.id]
@@ -38,6 +38,14 @@ func (c *Client) admin(ctx context.Context, t task) (answer, error) {
 	switch t.act {
 	case actAddVoter:
 		address := t.address
+		if !isVoter(status, t.id) {
+			if broker == nil {
+				return a, fmt.Errorf("node %d is not registered: start it first", t.id)
+			}
+			if err := active.keepsUp(t.id, a.index); err != nil {
+				return a, err
+			}
+		}
 		if address == "" {
 			if broker == nil {
 				return a, fmt.Errorf("node %d is not registered: give its address", t.id)

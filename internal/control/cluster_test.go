@@ -29,6 +29,7 @@ type cluster struct {
 	session   time.Duration
 	grace     time.Duration
 	nodes     map[int32]*node
+	skew      atomic.Int64 // ms that the nodes' clocks are ahead
 }
 
 type node struct {
@@ -120,7 +121,7 @@ func (c *cluster) start(id int32) *node {
 	n.quorum = q
 	n.Client = New(Options{NodeID: id, Quorum: counting{q, &n.entries}, Hub: n.hub, Logger: logger, SessionTimeout: c.session, Grace: c.grace, TickInterval: 10 * time.Millisecond,
 		Env: func() controller.Env {
-			return controller.Env{Now: time.Now().UnixMilli(), Random: rand.Reader, Broker: values}
+			return controller.Env{Now: time.Now().UnixMilli() + c.skew.Load(), Random: rand.Reader, Broker: values}
 		},
 		Await: func(ctx context.Context, index uint64) error {
 			for {

@@ -110,7 +110,45 @@ func TestLeaderDiesAndCommandsGoOn(t *testing.T) {
 	}
 }
 
-func TestSilentAndDisconnectedBrokersAreFenced(t *testing.T) {
+func TestSilentBrokersAreFenced(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 1, 2)
+	c.session = time.Second
+	c.up()
+	l := c.leader()
+	c.eventually("broker 2 is fenced", func() bool {
+		c.nodes[1].beat()
+		c.nodes[3].beat()
+		return l.quorum.Image().Brokers[2].Fenced
+	})
+	if img := l.quorum.Image(); img.Brokers[1].Fenced || img.Brokers[3].Fenced {
+		t.Fatal("others are fenced too")
+	}
+}
+
+// A controller that was away itself must not take that for the silence of all others.
+func TestClockThatJumpsFencesNobody(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 1, 2)
+	c.up()
+	l := c.leader()
+	c.skew.Store(time.Hour.Milliseconds())
+	l.mu.Lock()
+	a := l.active
+	l.mu.Unlock()
+	c.eventually("the jump was noticed", func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.sessions.Alive(2, time.Now().Add(time.Hour).UnixMilli())
+	})
+	for id, r := range l.quorum.Image().Brokers {
+		if r.Fenced {
+			t.Fatalf("broker %d is fenced", id)
+		}
+	}
+}
+
+func TestDisconnectedBrokersAreFenced(t *testing.T) {
 	t.Parallel()
 	c := newCluster(t, 1, 2)
 	c.grace = 50 * time.Millisecond
@@ -190,6 +228,20 @@ func TestVotersAndUnregistering(t *testing.T) {
 	if err := n.AddVoter(t.Context(), 9, ""); err == nil || !strings.Contains(err.Error(), "not registered") {
 		t.Fatal(err)
 	}
+	l := c.leader()
+	l.mu.Lock()
+	a := l.active
+	l.mu.Unlock()
+	a.mu.Lock()
+	a.sessions.Disconnected(2, time.Now().UnixMilli()-1000)
+	a.mu.Unlock()
+	if err := n.AddVoter(t.Context(), 2, ""); err == nil || !strings.Contains(err.Error(), "node 2 is not running") {
+		t.Fatal(err)
+	}
+	c.nodes[2].beat()
+	if err := a.keepsUp(2, 5000); err == nil || !strings.Contains(err.Error(), "caught up") {
+		t.Fatal(err)
+	}
 	if err := n.AddVoter(t.Context(), 2, ""); err != nil {
 		t.Fatal(err)
 	}
@@ -203,7 +255,6 @@ func TestVotersAndUnregistering(t *testing.T) {
 	for _, l := range c.nodes[2].links {
 		l.nc.Close()
 	}
-	l := c.leader()
 	c.eventually("broker 2 is fenced", func() bool { return l.quorum.Image().Brokers[2].Fenced })
 	if _, err := n.Do(t.Context(), controller.UnregisterCommand{Broker: 2}); err != nil {
 		t.Fatal(err)
@@ -320,7 +371,7 @@ func TestUnknownOutcome(t *testing.T) {
 	if id, err := Record[int64](t.Context(), c, controller.ProducerIDsCommand{}); err != nil || id != 7 {
 		t.Fatal(id, err)
 	}
-	if _, err := c.Record(ctx, controller.HeartbeatCommand{}); !errors.Is(err, context.Canceled) {
+	if _, err := c.Record(ctx, controller.AlterPartitionsCommand{}); !errors.Is(err, context.Canceled) {
 		t.Fatal(err)
 	}
 	all.Wait()

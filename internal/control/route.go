@@ -164,7 +164,7 @@ func (c *Client) perform(ctx context.Context, active *active, t task, from int32
 	if t.act == actCommand {
 		return active.submit(ctx, t.command, from)
 	}
-	a, err := c.admin(ctx, t)
+	a, err := c.admin(ctx, active, t)
 	switch {
 	case errors.Is(err, quorum.ErrOutcomeUnknown):
 		return a, lost{err}

@@ -55,6 +55,9 @@ type Options struct {
 	Voters []config.Voter
 	// Address is where other nodes reach this one, HOST:PORT.
 	Address string
+	// Lost is what Open returns instead of founding a quorum of this node alone, if not nil: the caller knows that there was one,
+	// so that an empty folder means a lost metadata log.
+	Lost error
 }
 
 // Node is one member of the quorum, or one that waits to be.
@@ -134,6 +137,9 @@ func Open(o Options) (_ *Node, err error) {
 		return nil, fmt.Errorf("read metadata log in %s: %w", o.Dir, err)
 	}
 	alone := len(o.Voters) == 0 || len(o.Voters) == 1 && o.Voters[0].ID == o.NodeID
+	if !existing && alone && o.Lost != nil {
+		return nil, o.Lost
+	}
 	if n.debt, err = openDebt(o.Dir, !existing && !alone); err != nil {
 		return nil, fmt.Errorf("metadata log in %s: %w", o.Dir, err)
 	}

@@ -111,6 +111,26 @@ func TestLoneVoterLeadsAtOnce(t *testing.T) {
 	}
 }
 
+func TestLostLogIsNotFoundedAnew(t *testing.T) {
+	gone := errors.New("restore it from a copy")
+	dir := t.TempDir()
+	for range 2 {
+		if _, err := Open(Options{Dir: dir, NodeID: 1, Logger: slog.New(slog.DiscardHandler), Lost: gone}); !errors.Is(err, gone) {
+			t.Fatal(err)
+		}
+	}
+	if err := open(t, dir).Close(); err != nil {
+		t.Fatal(err)
+	}
+	n, err := Open(Options{Dir: dir, NodeID: 1, Logger: slog.New(slog.DiscardHandler), Lost: gone})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func FuzzDecode(f *testing.F) {
 	b, err := encode(3, []metadata.Record{metadata.ClusterRecord{ID: "c"}})
 	if err != nil {
