@@ -9,8 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
-	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"sync/atomic"
@@ -32,6 +30,7 @@ import (
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/quorum"
+	"github.com/varve-io/varve/internal/replication"
 	"github.com/varve-io/varve/internal/server"
 	"github.com/varve-io/varve/internal/tiering"
 	"github.com/varve-io/varve/internal/tp"
@@ -50,9 +49,14 @@ type Options struct {
 func Run(ctx context.Context, o Options) error {
 	b := &broker{o: o, static: o.Config, log: o.Logger, self: int32(o.Config.Int("node.id")), registry: prometheus.NewRegistry(),
 		replicas: &replicas{byID: map[tp.Partition]*partitionOf{}}}
+	var err error
+	if b.incarnation, err = tp.NewUUID(rand.Reader); err != nil {
+		return err
+	}
+	b.epoch.Store(-1)
 	b.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	b.notReady("starting")
-	err := b.run(ctx)
+	err = b.run(ctx)
 	if err != nil && ctx.Err() != nil && errors.Is(err, context.Canceled) {
 		err = nil
 	}
@@ -68,22 +72,31 @@ type broker struct {
 	registry *prometheus.Registry
 	ready    atomic.Pointer[string] // why not, nil when serving
 
-	dir      *dataDir
-	files    *log.FileCache
-	quorum   *quorum.Node
-	control  *control.Client
-	replicas *replicas
-	groups   *coordinator.Groups
-	tier     *tierParts // nil if tiering is off
-	metrics  *kafkaapi.Metrics
-	server   *server.Server
+	incarnation tp.UUID
+	address     string // where other nodes reach this one
+	voters      []config.Voter
+
+	dir         *dataDir
+	files       *log.FileCache
+	nodes       *nodes
+	quorum      *quorum.Node
+	control     *control.Client
+	replicas    *replicas
+	replication *replication.Service
+	groups      *coordinator.Groups
+	tier        *tierParts // nil if tiering is off
+	metrics     *kafkaapi.Metrics
+	replicated  *replicationMetrics
+	throttles   *throttles
+	server      *server.Server
 
 	applied atomic.Pointer[metadata.Image] // what the partitions live by
 	changed atomic.Pointer[chan struct{}]  // closed when applied moves on
-	epoch   int64                          // broker epoch of this run
+	epoch   atomic.Int64                   // broker epoch of this run, -1 before it is registered
+	lease   lease
 
 	flusher  *flusher
-	restored chan restoredLog // logs that continue behind the tier's end, for watch to put into service
+	isrs     *marked
 	restores restores
 
 	stopping chan struct{} // closed when no more requests are read
@@ -110,10 +123,17 @@ func (b *broker) run(ctx context.Context) (err error) {
 		return err
 	}
 	b.files = log.NewFileCache(b.dir.fs, b.openFilesMax())
-	if err := b.openQuorum(ctx); err != nil {
+	endpoints, err := b.endpoints(ports)
+	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, b.quorum.Close()) }()
+	if err := b.openQuorum(endpoints); err != nil {
+		return err
+	}
+	defer func() {
+		err = errors.Join(err, b.quorum.Close())
+		b.nodes.close() // the quorum hands its leadership on over these
+	}()
 	if err := b.assemble(); err != nil {
 		return err
 	}
@@ -126,26 +146,35 @@ func (b *broker) run(ctx context.Context) (err error) {
 			return debughttp.Serve(groupCtx, ports.http, debughttp.Options{Registry: b.registry, Ready: b.cause, Pprof: b.static.Bool("varve.http.pprof")})
 		})
 	}
-	if err := b.register(groupCtx, ports); err != nil {
-		stopAll()
-		return errors.Join(err, group.Wait())
-	}
-	if err := b.begin(groupCtx); err != nil {
-		stopAll()
-		return errors.Join(err, group.Wait(), b.closeLogs(false))
-	}
-	b.background(groupCtx, group)
+	group.Go(func() error { return b.quorum.Run(groupCtx) })
+	group.Go(func() error { return b.control.Run(groupCtx) })
+	// Other nodes are served from now on, clients when the broker is ready for them.
 	serveCtx, stopServing := context.WithCancel(groupCtx)
 	defer stopServing()
 	serving, servingCtx := errgroup.WithContext(serveCtx)
 	for i, l := range ports.kafka {
 		serving.Go(func() error { return b.server.Serve(servingCtx, l.Name, ports.bound[i]) })
 	}
-	b.ready.Store(nil)
-	if b.o.Started != nil {
-		b.o.Started(ports.addresses())
+	startCtx, stopStart := context.WithCancel(groupCtx)
+	defer context.AfterFunc(ctx, stopStart)()
+	defer context.AfterFunc(servingCtx, stopStart)()
+	if err := b.join(startCtx, endpoints); err != nil {
+		stopServing()
+		err = errors.Join(err, serving.Wait())
+		stopAll()
+		return errors.Join(err, ignoreCancel(group.Wait()), b.closeLogs(false))
 	}
-	debug.FreeOSMemory() // what start-up left behind is not needed again
+	b.background(groupCtx, group)
+	if err := b.enter(startCtx); err == nil {
+		b.server.Admit()
+		b.ready.Store(nil)
+		if b.o.Started != nil {
+			b.o.Started(ports.addresses())
+		}
+		debug.FreeOSMemory() // what start-up left behind is not needed again
+	} else {
+		b.server.Admit()
+	}
 	var failed error
 	select {
 	case <-ctx.Done():
@@ -173,8 +202,11 @@ func (b *broker) cause() error {
 	if why := b.ready.Load(); why != nil {
 		return errors.New(*why)
 	}
-	if !b.quorum.Leading() {
-		return errors.New("no quorum: this node does not lead the metadata log")
+	if why := b.quorum.Waiting(); why != "" {
+		return errors.New(why)
+	}
+	if !b.lease.held() {
+		return errors.New("the controller does not answer: this broker leads nothing until it does")
 	}
 	for _, p := range b.replicas.all() {
 		if err := p.Cause(); err != nil {
@@ -192,6 +224,7 @@ func (b *broker) stop(stopServing func(), served func() error, stopAll func(), e
 	b.log.Info("stopping", "timeout", limit.String())
 	grace := time.AfterFunc(limit/2, b.server.CloseAll)
 	defer grace.Stop()
+	b.leave(limit / 4)
 	b.groups.Close() // answers members that wait for others
 	stopServing()
 	close(b.stopping) // answers consumers that wait for more records
@@ -200,7 +233,7 @@ func (b *broker) stop(stopServing func(), served func() error, stopAll func(), e
 	done := make(chan error, 1)
 	go func() {
 		err := ended()
-		b.restores.all.Wait()
+		b.restores.Wait()
 		done <- err
 	}()
 	select {
@@ -224,38 +257,6 @@ func ignoreCancel(err error) error {
 		return nil
 	}
 	return err
-}
-
-// openQuorum opens the metadata log, names a new cluster, and claims the data directory for it.
-func (b *broker) openQuorum(ctx context.Context) error {
-	b.notReady("no quorum yet")
-	var err error
-	b.quorum, err = quorum.Open(quorum.Options{Dir: filepath.Join(b.dir.path, "metadata"), NodeID: b.self, Logger: b.log})
-	if err != nil {
-		return err
-	}
-	wait, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	if err = b.quorum.AwaitLeader(wait); err == nil {
-		id := b.static.Get("cluster.id")
-		if id == "" && b.dir.meta != nil {
-			id = b.dir.meta.ClusterID // a lost metadata log must not turn the directory into another cluster's
-		}
-		bootstrap := control.New(b.quorum, b.env, func(context.Context, *metadata.Image) error { return nil })
-		err = bootstrap.Record(wait, func(img *metadata.Image, env controller.Env) ([]metadata.Record, error) {
-			if img.ClusterID == "" && b.dir.meta != nil {
-				return nil, fmt.Errorf("data directory %s belongs to cluster %s, but its metadata log in %s is empty: restore it from a copy", b.dir.path, b.dir.meta.ClusterID, filepath.Join(b.dir.path, "metadata"))
-			}
-			return controller.Bootstrap(img, env, id)
-		})
-	}
-	if err == nil {
-		err = b.dir.claim(b.quorum.Image().ClusterID, b.self)
-	}
-	if err != nil {
-		return errors.Join(err, b.quorum.Close())
-	}
-	return nil
 }
 
 func (b *broker) env() controller.Env {
@@ -283,21 +284,32 @@ func (b *broker) assemble() error {
 	if b.metrics, err = kafkaapi.NewMetrics(b.registry); err != nil {
 		return err
 	}
-	b.flusher = newFlusher()
-	b.restored, b.stopping = make(chan restoredLog), make(chan struct{})
+	b.flusher = &flusher{marked: newMarked()}
+	b.isrs = newMarked()
+	b.stopping = make(chan struct{})
 	first := make(chan struct{})
 	b.changed.Store(&first)
 	b.applied.Store(metadata.Empty())
-	b.control = control.New(b.quorum, b.env, b.await)
+	ms := func(key string) time.Duration { return time.Duration(b.static.Int64(key)) * time.Millisecond }
+	b.control = control.New(control.Options{NodeID: b.self, Quorum: b.quorum, Hub: b.nodes.hub, Env: b.env, Await: b.await, Bootstrap: b.bootstrapServers,
+		SessionTimeout: ms("broker.session.timeout.ms"), Grace: min(ms("varve.broker.disconnect.grace.ms"), ms("broker.session.timeout.ms")), Logger: b.log})
 	b.groups = coordinator.New(b.groupConfig, b.log)
+	if b.replicated, err = newReplicationMetrics(b.registry); err != nil {
+		return err
+	}
+	b.throttles = newThrottles()
 	if b.static.Bool("remote.log.storage.system.enable") {
 		if err := b.openTier(); err != nil {
 			return err
 		}
 	}
 	fetcher := &fetch.Service{Replicas: b.replicas, Sessions: fetch.NewSessions(b.static.Int("max.incremental.fetch.session.cache.slots")),
-		Validity: b.deleteDelay(), Located: b.metrics.Located, TierFailed: b.tierFailed, Stopping: b.stopping}
-	services := kafkaapi.Services{NodeID: b.self, Image: b.quorum.Image, Static: b.static, Config: b.config, Control: b.control, ProducerIDs: control.NewProducerIDs(b.control),
+		Validity: b.deleteDelay(), Located: b.metrics.Located, TierFailed: b.tierFailed, Stopping: b.stopping, Throttle: b.throttleLeader}
+	if b.static.Get("replica.selector.class") != "" {
+		fetcher.Racks = b.rack
+	}
+	b.openReplication()
+	services := kafkaapi.Services{NodeID: b.self, Quorum: b.quorum.Status, Replication: b.replication.Status, Image: b.quorum.Image, Static: b.static, Config: b.config, Control: b.control, ProducerIDs: control.NewProducerIDs(b.control),
 		Replicas: b.replicas, Fetch: fetcher, Groups: b.groups, LogDir: b.dir.path, DiskUsage: diskUsage(b.dir.path), Log: b.log, Metrics: b.metrics,
 		// Without a delay a place could be gone before its reader gets there.
 		DirectFetch: b.tier != nil && b.static.Bool("varve.direct.fetch.enable") && b.deleteDelay() > 0}
@@ -310,7 +322,7 @@ func (b *broker) assemble() error {
 	connections := prometheus.NewGauge(prometheus.GaugeOpts{Name: "kafka_server_socketservermetrics_connection_count", Help: "Open client connections."})
 	refused := prometheus.NewCounter(prometheus.CounterOpts{Name: "varve_connections_refused_total", Help: "Connections closed because max.connections were open."})
 	b.registry.MustRegister(connections, refused, b.gauges())
-	b.server = server.New(kafkaapi.New(services), limits, b.log, server.Metrics{Connections: func(d int) { connections.Add(float64(d)) }, Refused: refused.Inc})
+	b.server = server.New(kafkaapi.New(services), limits, b.log, server.Metrics{Connections: func(d int) { connections.Add(float64(d)) }, Refused: refused.Inc}, b.serveNode)
 	return nil
 }
 
@@ -320,41 +332,10 @@ func (b *broker) groupConfig() coordinator.Config {
 	if t, ok := b.quorum.Image().Topics[coordinator.Topic]; ok {
 		partitions = len(t.Partitions)
 	}
-	return coordinator.Config{Partitions: partitions, Group: group.Config{
+	return coordinator.Config{Partitions: partitions, CommitTimeout: time.Duration(c.Int64("offsets.commit.timeout.ms")) * time.Millisecond, Group: group.Config{
 		SessionMinMs: c.Int64("group.min.session.timeout.ms"), SessionMaxMs: c.Int64("group.max.session.timeout.ms"),
 		InitialDelayMs: c.Int64("group.initial.rebalance.delay.ms"), SizeMax: c.Int("group.max.size"), MetadataMax: c.Int("offset.metadata.max.bytes"),
 		OffsetRetentionMs: c.Int64("offsets.retention.minutes") * 60_000}}
-}
-
-// register announces this run of the broker and where clients reach it.
-func (b *broker) register(ctx context.Context, ports *ports) error {
-	advertised, err := config.ParseListeners(b.static.Get("advertised.listeners"))
-	if err != nil {
-		return err
-	}
-	if len(advertised) == 0 {
-		advertised = append(advertised, ports.kafka...)
-	}
-	incarnation, err := tp.NewUUID(rand.Reader)
-	if err != nil {
-		return err
-	}
-	record := metadata.BrokerRecord{ID: b.self, Incarnation: incarnation, Rack: b.static.Get("broker.rack")}
-	for i, l := range advertised {
-		if l.Port == 0 && i < len(ports.bound) {
-			l.Port = ports.bound[i].Addr().(*net.TCPAddr).Port
-		}
-		if ip := net.ParseIP(l.Host); l.Host == "" || ip != nil && ip.IsUnspecified() {
-			l.Host = "localhost"
-			b.log.Warn("listening on all interfaces but telling clients to use localhost: set advertised.listeners so that other machines can connect", "listener", ports.kafka[min(i, len(ports.kafka)-1)].Address())
-		}
-		record.Listeners = append(record.Listeners, metadata.Endpoint{Name: l.Name, Host: l.Host, Port: int32(l.Port)})
-	}
-	err = b.control.Record(ctx, func(img *metadata.Image, _ controller.Env) ([]metadata.Record, error) {
-		return controller.Register(img, record), nil
-	})
-	b.epoch = b.quorum.Image().LastBrokerEpoch
-	return err
 }
 
 // begin brings the partitions to the present image, all at once.

@@ -319,7 +319,7 @@ func TestReconcile(t *testing.T) {
 		return &metadata.Topic{Name: name, ID: tp.UUID{id}, Partitions: []*metadata.Partition{{PartitionRecord: metadata.PartitionRecord{Topic: tp.UUID{id}, Replicas: replicas}}}}
 	}
 	hosted := map[tp.Partition]tp.UUID{{Topic: "old"}: {1}, {Topic: "again"}: {2}, {Topic: "moved"}: {4}}
-	a := reconcile(metadata.Delta{Removed: []*metadata.Topic{topic("old", 1, 1), topic("again", 2, 1), topic("never", 9, 1)},
+	a := reconcile(metadata.Empty(), metadata.Delta{Removed: []*metadata.Topic{topic("old", 1, 1), topic("again", 2, 1), topic("never", 9, 1)},
 		Changed: []*metadata.Topic{topic("again", 3, 1), topic("moved", 4, 2), topic("new", 5, 1), topic("elsewhere", 6, 2)}}, 1,
 		func(p tp.Partition) (tp.UUID, bool) { id, ok := hosted[p]; return id, ok })
 	if fmt.Sprint(a.remove) != "[old-0 again-0 moved-0]" {

@@ -8,21 +8,19 @@ import (
 	"github.com/varve-io/varve/internal/partition"
 )
 
-// flusher makes durable what must not wait for the next checkpoint: segments that were sealed, so that damage in them is
-// never taken for the torn tail of a crash, and log starts that DeleteRecords moved. It works beside the appends, one round
-// at a time, so that many rolls share a checkpoint.
-type flusher struct {
+// marked are partitions that wait for somebody to see to them, one round at a time.
+type marked struct {
 	mu    sync.Mutex
 	due   map[*partition.Partition]bool
 	again chan struct{}
 }
 
-func newFlusher() *flusher {
-	return &flusher{due: map[*partition.Partition]bool{}, again: make(chan struct{}, 1)}
+func newMarked() *marked {
+	return &marked{due: map[*partition.Partition]bool{}, again: make(chan struct{}, 1)}
 }
 
 // mark asks for a round over p. It never waits.
-func (f *flusher) mark(p *partition.Partition) {
+func (f *marked) mark(p *partition.Partition) {
 	f.mu.Lock()
 	f.due[p] = true
 	f.mu.Unlock()
@@ -32,7 +30,7 @@ func (f *flusher) mark(p *partition.Partition) {
 	}
 }
 
-func (f *flusher) take() []*partition.Partition {
+func (f *marked) take() []*partition.Partition {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	var out []*partition.Partition
@@ -42,6 +40,11 @@ func (f *flusher) take() []*partition.Partition {
 	clear(f.due)
 	return out
 }
+
+// flusher makes durable what must not wait for the next checkpoint: segments that were sealed, so that damage in them is
+// never taken for the torn tail of a crash, and log starts that DeleteRecords moved. It works beside the appends, one round
+// at a time, so that many rolls share a checkpoint.
+type flusher struct{ *marked }
 
 // flushMarked runs rounds until ctx ends.
 func (b *broker) flushMarked(ctx context.Context) error {

@@ -28,20 +28,17 @@ func (b *broker) watch(ctx context.Context) error {
 		b.follow(ctx)
 		select {
 		case <-changed:
-		case r := <-b.restored:
-			b.finishRestore(r)
 		case <-ctx.Done():
 			return nil
 		}
 	}
 }
 
-// await returns when the partitions live by an image at least as new as img.
-func (b *broker) await(ctx context.Context, img *metadata.Image) error {
+// await returns when the partitions live by an image of at least this index.
+func (b *broker) await(ctx context.Context, index uint64) error {
 	for {
 		changed := *b.changed.Load()
-		// Images of one log: the applied one is as new if the quorum's present one, which is, has been applied.
-		if applied := b.applied.Load(); applied == img || applied == b.quorum.Image() {
+		if b.applied.Load().Index >= index {
 			return nil
 		}
 		select {
@@ -59,8 +56,11 @@ func (b *broker) follow(ctx context.Context) {
 		return
 	}
 	delta := metadata.Diff(old, img)
-	if delta.Configs && b.tier != nil {
-		b.tier.limit(b.config())
+	if delta.Configs {
+		b.throttles.limit(b.config())
+		if b.tier != nil {
+			b.tier.limit(b.config())
+		}
 	}
 	if delta.Configs { // defaults changed: every topic may be touched
 		delta.Changed = nil
@@ -68,7 +68,7 @@ func (b *broker) follow(ctx context.Context) {
 			delta.Changed = append(delta.Changed, img.Topics[name])
 		}
 	}
-	a := reconcile(delta, b.self, func(id tp.Partition) (tp.UUID, bool) {
+	a := reconcile(old, delta, b.self, func(id tp.Partition) (tp.UUID, bool) {
 		p, ok := b.replicas.Get(id)
 		if !ok {
 			return tp.UUID{}, false
@@ -102,7 +102,7 @@ func (b *broker) follow(ctx context.Context) {
 	for _, t := range a.follow {
 		p, ok := b.replicas.Get(t.id)
 		if ok && p.TopicID() == t.topic.ID {
-			b.adjust(p, t, values[t.id.Topic])
+			b.adjust(ctx, p, t, values[t.id.Topic])
 			continue
 		}
 		group.Go(func() error {
@@ -130,53 +130,59 @@ func (b *broker) open(ctx context.Context, t target, v config.Values) {
 		b.replicas.put(partition.Offline(t.id, t.topic.ID, b.self, err))
 		return
 	}
-	if end := t.state.Remote.End(); end >= l.Offsets().End && b.tier != nil {
-		b.restore(ctx, l, t)
-		return
-	}
-	b.host(l, t, v)
+	_, _, high := b.dir.of(t.id)
+	p := partition.New(t.id, t.topic.ID, b.self, l, high, partition.Hooks{Trimmed: b.flusher.mark, ISRDue: b.isrs.mark, Rolled: b.rolled})
+	p.Suspend(!b.lease.held())
+	b.replicas.put(p)
+	b.adjust(ctx, p, t, v)
 }
 
-// host puts an open log into service.
-func (b *broker) host(l *log.Log, t target, v config.Values) {
-	_, _, high := b.dir.of(t.id)
-	p := partition.New(t.id, t.topic.ID, b.self, l, high)
-	p.OnTrim = b.flusher.mark
-	p.OnRoll = func(p *partition.Partition) {
-		b.flusher.mark(p)
-		if s := b.tieringOf(); s != nil {
-			s.Poke(p)
-		}
+// rolled sees to a segment that was sealed.
+func (b *broker) rolled(p *partition.Partition) {
+	b.flusher.mark(p)
+	if s := b.tieringOf(); s != nil {
+		s.Poke(p)
 	}
-	b.adjust(p, t, v)
-	b.replicas.put(p)
-	b.elect(p, t)
 }
 
 // adjust makes an open partition follow its target.
-func (b *broker) adjust(p *partition.Partition, t target, v config.Values) {
-	if l := p.Log(); l != nil {
+func (b *broker) adjust(ctx context.Context, p *partition.Partition, t target, v config.Values) {
+	l := p.Log()
+	if l != nil {
 		l.SetConfig(logConfig(v, b.config().Int64("producer.id.expiration.ms")))
 	}
-	p.Lead(t.state.Leader, t.state.LeaderEpoch)
+	before, epoch := p.Leadership()
+	leads := t.state.Leader == b.self
+	if leads && l != nil && p.Cause() == nil && b.tier != nil && t.state.Remote.End() >= l.Offsets().End {
+		b.restore(ctx, p, t)
+	}
+	p.Assume(partition.Role{Leader: t.state.Leader, LeaderEpoch: t.state.LeaderEpoch, PartitionEpoch: t.state.PartitionEpoch,
+		Replicas: t.state.Replicas, ISR: t.state.ISR, MinISR: v.Int("min.insync.replicas")}, time.Now())
 	if err := p.SetRemote(t.state.Remote, t.state.LogStart); err != nil {
 		b.log.Error("log start could not be moved", "partition", t.id.String(), "to", t.state.LogStart, "cause", err)
 	}
-	s := b.tieringOf()
-	if s == nil {
+	if l == nil {
 		return
 	}
-	if t.state.Leader == b.self && (v.Bool("remote.storage.enable") || len(t.state.Remote) > 0) {
-		s.Lead(p)
+	if leads || t.state.Leader < 0 {
+		b.replication.Stop(t.id)
 	} else {
-		s.Stop(t.id)
+		b.replication.Follow(p, b.followerConfig(p))
 	}
-}
-
-// elect starts the group coordinator of a partition of the offsets topic.
-func (b *broker) elect(p *partition.Partition, t target) {
-	if t.id.Topic == coordinator.Topic && t.state.Leader == b.self {
-		b.groups.Elect(p, func() {})
+	if t.id.Topic == coordinator.Topic {
+		switch {
+		case leads && (before != b.self || epoch != t.state.LeaderEpoch):
+			b.groups.Elect(p, func() {})
+		case !leads && before == b.self:
+			b.groups.Resign(t.id.Index)
+		}
+	}
+	if s := b.tieringOf(); s != nil {
+		if leads && (v.Bool("remote.storage.enable") || len(t.state.Remote) > 0) {
+			s.Lead(p)
+		} else {
+			s.Stop(t.id)
+		}
 	}
 }
 
@@ -186,14 +192,15 @@ func (b *broker) remove(id tp.Partition) {
 	if !ok {
 		return
 	}
+	l := p.Log()
+	p.Retire() // first: who waits on it lets go then
+	b.replication.Stop(id)
 	if id.Topic == coordinator.Topic {
 		b.groups.Resign(id.Index)
 	}
 	if s := b.tieringOf(); s != nil {
 		s.Stop(id)
 	}
-	l, cause := p.Log(), p.Cause()
-	p.Retire()
 	var delay time.Duration
 	var path string
 	var err error
@@ -201,9 +208,6 @@ func (b *broker) remove(id tp.Partition) {
 	case l != nil:
 		delay = time.Duration(l.Config().FileDeleteDelayMs) * time.Millisecond
 		path, err = l.Delete()
-	case errors.Is(cause, errRestoring):
-		b.stopRestore(id) // nothing may use the folder any more
-		path, err = b.dir.setAside(id, p.TopicID())
 	default:
 		// What could not be opened must not stay in the way of a topic of the same name.
 		path, err = b.dir.setAside(id, p.TopicID())
@@ -230,7 +234,7 @@ func (b *broker) closeLogs(clean bool) error {
 	errs := make(chan error, len(b.replicas.all()))
 	for _, p := range b.replicas.all() {
 		group.Go(func() error {
-			if p.Cause() != nil {
+			if err := p.Cause(); err != nil && !errors.Is(err, errRestoring) {
 				return nil
 			}
 			if err := p.Close(); err != nil {
@@ -256,7 +260,7 @@ func (b *broker) closeLogs(clean bool) error {
 		return m
 	}, log.RecoveryPointFile, log.LogStartFile, log.HighWatermarkFile))
 	if failed == nil && clean {
-		failed = b.dir.markClean(b.epoch)
+		failed = b.dir.markClean(b.epoch.Load())
 	}
 	return failed
 }

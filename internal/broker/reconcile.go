@@ -1,6 +1,7 @@
 package broker
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/varve-io/varve/internal/config"
@@ -24,7 +25,7 @@ type actions struct {
 }
 
 // reconcile compares what this broker hosts with a change of the image. It is pure; package-level so that a test can table it.
-func reconcile(d metadata.Delta, self int32, hosted func(tp.Partition) (topic tp.UUID, ok bool)) actions {
+func reconcile(old *metadata.Image, d metadata.Delta, self int32, hosted func(tp.Partition) (topic tp.UUID, ok bool)) actions {
 	var a actions
 	drop := func(t *metadata.Topic) {
 		for _, p := range t.Partitions {
@@ -38,7 +39,14 @@ func reconcile(d metadata.Delta, self int32, hosted func(tp.Partition) (topic tp
 		drop(t)
 	}
 	for _, t := range d.Changed {
-		for _, p := range t.Partitions {
+		was := old.TopicsByID[t.ID]
+		if was == t || was != nil && !maps.Equal(was.Configs, t.Configs) {
+			was = nil // every partition is touched
+		}
+		for i, p := range t.Partitions {
+			if was != nil && i < len(was.Partitions) && was.Partitions[i] == p {
+				continue
+			}
 			id := tp.Partition{Topic: t.Name, Index: p.Index}
 			switch {
 			case slices.Contains(p.Replicas, self):

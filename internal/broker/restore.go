@@ -7,66 +7,38 @@ import (
 	"sync"
 	"time"
 
-	"github.com/varve-io/varve/internal/config"
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/partition"
-	"github.com/varve-io/varve/internal/tp"
 )
 
-// restoredLog is a log that continues where the tier ends.
-type restoredLog struct {
-	log    *log.Log
-	target target
-}
-
 // restores are the partitions that are being restored.
-type restores struct {
-	all sync.WaitGroup
-
-	mu     sync.Mutex
-	cancel map[tp.Partition]func() // ends one and waits for it
-}
+type restores struct{ sync.WaitGroup }
 
 var errRestoring = errors.New("the local log ends before the tier does, and is being restored from the bucket")
 
-// restore makes a log that lost what the tier holds (its folder was emptied, or a disk forgot) continue behind the tier's
-// end, with the lineage and the producers of that place: new records must never get offsets that the tier has given out.
-// Until the bucket answers, the partition is offline and says why; others are not held up.
-func (b *broker) restore(ctx context.Context, l *log.Log, t target) {
+// restore makes a leader whose log lacks what the tier holds (its folder was emptied, a disk forgot, or nobody better was
+// left to be elected) continue behind the tier's end, with the lineage and the producers of that place: new records must
+// never get offsets that the tier has given out. Until the bucket answers, the partition is offline and says why; others are
+// not held up. Followers need nothing of the kind: they ask their leaders where to go on.
+func (b *broker) restore(ctx context.Context, p *partition.Partition, t target) {
 	end := t.state.Remote.End()
-	b.log.Warn("log is restored from the tier", "partition", t.id.String(), "local end", l.Offsets().End, "tier end", end)
-	b.replicas.put(partition.Offline(t.id, t.topic.ID, b.self, errRestoring))
-	ctx, cancel := context.WithCancel(ctx)
-	ended := make(chan struct{})
-	b.restores.mu.Lock()
-	if b.restores.cancel == nil {
-		b.restores.cancel = map[tp.Partition]func(){}
-	}
-	b.restores.cancel[t.id] = func() {
-		cancel()
-		<-ended
-	}
-	b.restores.mu.Unlock()
-	b.restores.all.Add(1)
+	b.log.Warn("log is restored from the tier", "partition", t.id.String(), "local end", p.Log().Offsets().End, "tier end", end)
+	p.Hold(errRestoring)
+	b.restores.Add(1)
 	go func() {
-		defer b.restores.all.Done()
-		defer close(ended)
-		defer cancel()
+		defer b.restores.Done()
 		for pause := time.Second; ; pause = min(2*pause, 30*time.Second) {
-			err := b.continueBehind(ctx, l, t)
+			err := b.continueBehind(ctx, p, t)
 			if err == nil {
-				select {
-				case b.restored <- restoredLog{l, t}:
-					return
-				case <-ctx.Done():
-				}
+				b.log.Info("log continues behind the tier", "partition", t.id.String(), "at", p.Log().Offsets().End)
+				return
 			}
-			if ctx.Err() == nil {
-				b.log.Warn("restoring a log from the tier failed, it will be tried again", "partition", t.id.String(), "cause", err)
+			if now, ok := b.replicas.Get(t.id); ctx.Err() != nil || !ok || now != p {
+				return
 			}
+			b.log.Warn("restoring a log from the tier failed, it will be tried again", "partition", t.id.String(), "cause", err)
 			select {
 			case <-ctx.Done():
-				b.warn("a log was not closed", l.Close())
 				return
 			case <-time.After(pause):
 			}
@@ -74,19 +46,8 @@ func (b *broker) restore(ctx context.Context, l *log.Log, t target) {
 	}()
 }
 
-// stopRestore ends the restoring of a partition and waits until its log is closed.
-func (b *broker) stopRestore(id tp.Partition) {
-	b.restores.mu.Lock()
-	stop := b.restores.cancel[id]
-	delete(b.restores.cancel, id)
-	b.restores.mu.Unlock()
-	if stop != nil {
-		stop()
-	}
-}
-
 // continueBehind replaces the log by an empty one behind the tier's end.
-func (b *broker) continueBehind(ctx context.Context, l *log.Log, t target) error {
+func (b *broker) continueBehind(ctx context.Context, p *partition.Partition, t target) error {
 	remote := t.state.Remote
 	segment := remote.Find(remote.End())
 	epochs, err := b.tier.reader.LeaderEpochs(ctx, segment)
@@ -99,22 +60,10 @@ func (b *broker) continueBehind(ctx context.Context, l *log.Log, t target) error
 	}
 	_, start, _ := b.dir.of(t.id)
 	start = max(start, t.state.LogStart, remote.Start())
-	return l.TruncateFullyAndStartAt(segment.End+1, start, epochs, snapshot)
-}
-
-// finishRestore puts a restored log into service. Its topic is there: remove would have ended the restoring, and both are
-// called by one goroutine.
-func (b *broker) finishRestore(r restoredLog) {
-	b.restores.mu.Lock()
-	delete(b.restores.cancel, r.target.id)
-	b.restores.mu.Unlock()
-	topic, state, ok := b.applied.Load().Partition(r.target.id)
-	if !ok {
-		b.warn("a log was not closed", r.log.Close())
-		return
+	if err := p.Rebuild(segment.End+1, start, epochs, snapshot); err != nil {
+		return err
 	}
-	b.host(r.log, target{r.target.id, topic, state}, config.TopicValues(config.TopicDefaults(b.config()), topic.Configs))
-	b.log.Info("log continues behind the tier", "partition", r.target.id.String(), "at", r.log.Offsets().End)
-	// The old recovery point must not outlive the old log.
-	b.checkpoint(log.RecoveryPointFile, log.LogStartFile)
+	b.checkpoint(log.RecoveryPointFile, log.LogStartFile) // the old recovery point must not outlive the old log
+	p.Resume(time.Now())
+	return nil
 }

@@ -15,6 +15,9 @@ import (
 func (b *broker) background(ctx context.Context, group *errgroup.Group) {
 	ms := func(key string) time.Duration { return time.Duration(b.static.Int64(key)) * time.Millisecond }
 	group.Go(func() error { return b.watch(ctx) })
+	group.Go(func() error { return b.keepSession(ctx) })
+	group.Go(func() error { return b.replication.Run(ctx) })
+	group.Go(func() error { return b.proposeISRs(ctx) })
 	group.Go(func() error { return b.flushMarked(ctx) })
 	if b.tier != nil {
 		group.Go(func() error { return b.tier.service.Run(ctx) })
@@ -74,7 +77,7 @@ func (b *broker) retain() {
 			continue
 		}
 		if r.Rolled {
-			p.OnRoll(p)
+			b.rolled(p)
 		}
 		if len(r.Deleted) > 0 {
 			moved = true

@@ -12,6 +12,9 @@ import (
 // while a run on another address has a session: two machines share an id. On the same address the old run cannot be alive,
 // since two processes cannot hold one port.
 func (c RegisterCommand) Run(img *metadata.Image, env Env) ([]metadata.Record, any, error) {
+	if img.ClusterID == "" {
+		return nil, nil, refuse(ErrFenced, "The cluster has no name yet.") // in a moment it has
+	}
 	r := c.Broker
 	peer, ok := r.Peer()
 	switch {

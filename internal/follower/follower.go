@@ -33,7 +33,7 @@ type Config struct {
 	Tiered    bool          // remote.storage.enable of the topic
 	Compacted bool          // cleanup.policy has compact
 	FromTier  bool          // follower.fetch.last.tiered.offset.enable
-	Backoff   time.Duration // replica.fetch.backoff.ms
+	Backoff   time.Duration // replica.fetch.backoff.ms: the longest pause after a failure
 }
 
 // Kind of a step.
@@ -67,14 +67,15 @@ type Machine struct {
 	part   *partition.Partition
 	config func() Config
 
-	phase   Phase
-	epoch   int32 // leader epoch that phase belongs to, -1 before the first
-	busy    bool
-	due     time.Time
-	asked   bool // whether an empty log has asked in this epoch where to start
-	offsets Offsets
-	segment *tier.Segment
-	last    error
+	phase    Phase
+	epoch    int32 // leader epoch that phase belongs to, -1 before the first
+	busy     bool
+	due      time.Time
+	asked    bool // whether an empty log has asked in this epoch where to start
+	offsets  Offsets
+	segment  *tier.Segment
+	last     error
+	failures int // in a row
 	// Level is whether the last fetch left nothing to be had: the follower keeps up.
 	level bool
 }
@@ -143,19 +144,24 @@ func (m *Machine) mine(epoch int32) bool {
 	return true
 }
 
+// backoffMin is the first pause after a failure. Most pass in a moment: the leader has not heard yet that it leads.
+const backoffMin = 10 * time.Millisecond
+
 func (m *Machine) backOff(err error, now time.Time) {
-	m.phase, m.last, m.due, m.segment, m.level = BackingOff, err, now.Add(m.config().Backoff), nil, false
+	pause := min(backoffMin<<min(m.failures, 20), m.config().Backoff)
+	m.phase, m.last, m.due, m.segment, m.level = BackingOff, err, now.Add(pause), nil, false
+	m.failures++
 }
 
 // Code is what a leader answered for one partition, in the terms that matter to a follower.
 type Code int8
 
 const (
-	OK           Code = iota
-	OutOfRange        // OFFSET_OUT_OF_RANGE 1
-	MovedToTier       // OFFSET_MOVED_TO_TIERED_STORAGE 109
-	Fenced            // FENCED_LEADER_EPOCH 74
-	TryAgain          // everything else: NOT_LEADER_OR_FOLLOWER, UNKNOWN_LEADER_EPOCH, UNKNOWN_TOPIC_OR_PARTITION, …
+	OK          Code = iota
+	OutOfRange       // OFFSET_OUT_OF_RANGE 1
+	MovedToTier      // OFFSET_MOVED_TO_TIERED_STORAGE 109
+	Fenced           // FENCED_LEADER_EPOCH 74
+	TryAgain         // everything else: NOT_LEADER_OR_FOLLOWER, UNKNOWN_LEADER_EPOCH, UNKNOWN_TOPIC_OR_PARTITION, …
 )
 
 // Answer is what came of a Fetch step.
@@ -204,7 +210,7 @@ func (m *Machine) Fetched(step Step, a Answer, now time.Time) Effect {
 // Nothing tells that an answer to a Fetch step had no word on this partition: all is as before (KIP-227).
 func (m *Machine) Nothing(step Step) {
 	if m.mine(step.LeaderEpoch) {
-		m.last, m.level = nil, true
+		m.last, m.level, m.failures = nil, true, 0
 	}
 }
 
@@ -213,7 +219,7 @@ func (m *Machine) take(step Step, a Answer, now time.Time) Effect {
 		HighWatermark: a.HighWatermark, LogStart: a.LogStart, Now: now})
 	switch {
 	case err == nil:
-		m.last, m.level = nil, !a.Full
+		m.last, m.level, m.failures = nil, !a.Full, 0
 		return Effect{Appended: int64(len(a.Records)), Checkpoint: restarted}
 	case moved(err): // the role changed just now: Next finds out
 	default:

@@ -2,6 +2,7 @@ package kafkaapi
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -37,6 +38,7 @@ func (a *API) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) wire.R
 		out.code = code(err)
 		return out.encode()
 	}
+	a.resolve(wanted, ids)
 	cfg := a.Config()
 	asked := &fetch.Request{
 		Parts: wanted, MaxWait: time.Duration(max(req.MaxWaitMillis, 0)) * time.Millisecond,
@@ -82,40 +84,49 @@ func followerOf(req *kmsg.FetchRequest) *fetch.Follower {
 	return &f
 }
 
-// fetchParts reads the request's partitions. What cannot be resolved stays in its place, with its error.
-func (a *API) fetchParts(c *call, req *kmsg.FetchRequest, ids bool) (parts []fetch.Part, forgotten []fetch.Key) {
+// resolve finds the topics of partitions that have not been found yet. What is not there stays in its place, with its error:
+// it may be there for the next fetch of the session.
+func (a *API) resolve(parts []fetch.Part, ids bool) {
 	img := a.Image()
+	for i := range parts {
+		p := &parts[i]
+		if errors.Is(p.Err, partition.ErrNotLeader) {
+			continue
+		}
+		p.Err = nil
+		if ids {
+			if t, ok := img.TopicsByID[p.TopicID]; ok {
+				p.Topic = t.Name
+			} else {
+				p.Err = errUnknownTopicID
+				continue
+			}
+		}
+		if _, _, ok := img.Partition(tp.Partition{Topic: p.Topic, Index: p.Index}); !ok {
+			p.Err = errUnknownTopic
+		}
+	}
+}
+
+// fetchParts reads the request's partitions.
+func (a *API) fetchParts(c *call, req *kmsg.FetchRequest, ids bool) (parts []fetch.Part, forgotten []fetch.Key) {
 	stranger := false
 	if f := followerOf(req); f != nil {
 		stranger = f.ID != c.peer.Node
 	}
 	for i := range req.Topics {
 		rt := &req.Topics[i]
-		name := rt.Topic
-		var err error
-		if ids {
-			if t, ok := img.TopicsByID[tp.UUID(rt.TopicID)]; ok {
-				name = t.Name
-			} else {
-				name, err = "", errUnknownTopicID
-			}
-		}
 		for j := range rt.Partitions {
 			rp := &rt.Partitions[j]
-			p := fetch.Part{Topic: name, TopicID: tp.UUID(rt.TopicID), Index: rp.Partition, Offset: rp.FetchOffset, MaxBytes: int(max(rp.PartitionMaxBytes, 0)),
-				CurrentEpoch: -1, LastFetchedEpoch: -1, WantLocation: a.DirectFetch && directfetch.Requested(rp), Err: err}
+			p := fetch.Part{Topic: rt.Topic, TopicID: tp.UUID(rt.TopicID), Index: rp.Partition, Offset: rp.FetchOffset, MaxBytes: int(max(rp.PartitionMaxBytes, 0)),
+				CurrentEpoch: -1, LastFetchedEpoch: -1, WantLocation: a.DirectFetch && directfetch.Requested(rp)}
 			if req.Version >= 9 {
 				p.CurrentEpoch = rp.CurrentLeaderEpoch
 			}
 			if req.Version >= 12 {
 				p.LastFetchedEpoch = rp.LastFetchedEpoch
 			}
-			if p.Err == nil {
-				if _, _, ok := img.Partition(tp.Partition{Topic: name, Index: rp.Partition}); !ok {
-					p.Err = errUnknownTopic
-				}
-			}
-			if p.Err == nil && stranger {
+			if stranger {
 				p.Err = partition.ErrNotLeader // it claims to be a broker and has not proved it
 			}
 			if req.Version >= 5 {

@@ -136,14 +136,10 @@ func (a *API) listOffset(ctx context.Context, req *kmsg.ListOffsetsRequest, topi
 		}
 		return at(marks.RemoteEnd)
 	case earliestPendingUpload:
-		// Never hidden behind the fetchable bound: a follower needs it when everything is uploaded.
 		if !l.Config().Tiered {
 			return notListed, nil
 		}
-		if marks.RemoteEnd < 0 {
-			return at(marks.LocalLogStart)
-		}
-		return at(max(marks.RemoteEnd+1, marks.LogStart, marks.LocalLogStart))
+		return at(marks.PendingUpload())
 	}
 	found, err := a.listByTime(ctx, p, marks, rp.Timestamp)
 	if err == nil && found.offset >= fetchable {

@@ -55,7 +55,7 @@ type Partition struct {
 	mu        sync.Mutex
 	log       *log.Log // nil while offline
 	offline   error
-	held      error // like offline, until Continue
+	held      error // like offline, until Resume
 	role      Role
 	suspended bool
 	lead      *leadership // nil unless this replica leads
@@ -179,7 +179,7 @@ func (p *Partition) play(moved, altered bool, now time.Time) {
 	p.advance(now)
 }
 
-// Hold takes the replica out of service, whatever its role is or becomes, until Continue: its log lacks what the tier
+// Hold takes the replica out of service, whatever its role is or becomes, until Resume: its log lacks what the tier
 // holds, and must not give out those offsets again.
 func (p *Partition) Hold(cause error) {
 	p.mu.Lock()
@@ -187,19 +187,25 @@ func (p *Partition) Hold(cause error) {
 	p.notifyAndUnlock(Appended, Committed)
 }
 
-// Continue puts a held replica back into service with an empty log that continues at next (log.TruncateFullyAndStartAt).
-func (p *Partition) Continue(next, logStart int64, epochs []leaderepoch.Entry, snapshot []byte, now time.Time) error {
+// Rebuild gives a held replica an empty log that continues at next (log.TruncateFullyAndStartAt). The caller checkpoints
+// recovery point and log start before Resume.
+func (p *Partition) Rebuild(next, logStart int64, epochs []leaderepoch.Entry, snapshot []byte) error {
+	p.mu.Lock()
+	defer p.unlock()
+	if p.offline != nil || p.held == nil {
+		return fmt.Errorf("%w: %s is not held: %w", ErrOffline, p.id, p.offline)
+	}
+	return p.restart(next, logStart, epochs, snapshot)
+}
+
+// Resume puts a held replica back into service.
+func (p *Partition) Resume(now time.Time) {
 	p.mu.Lock()
 	defer p.notifyAndUnlock(Appended, Committed)
-	if p.offline != nil {
-		return p.offline
+	if p.held != nil && p.offline == nil {
+		p.held = nil
+		p.play(true, false, now)
 	}
-	if err := p.restart(next, logStart, epochs, snapshot); err != nil {
-		return err
-	}
-	p.held = nil
-	p.play(true, false, now)
-	return nil
 }
 
 // Suspend makes a leader refuse everything, and a later call with false lets it go on: a broker that does not reach the
@@ -273,6 +279,11 @@ type Offsets struct {
 	EpochStart    int64 // of a leader: its log end when the epoch began, -1 of others
 	RemoteEnd     int64 // last offset in the tier, -1 none
 }
+
+// PendingUpload is the first offset that is not in the tier and can be fetched (KIP-1023, ListOffsets -6): never below the
+// local log, where nothing is left to upload, and never hidden behind the high watermark, since a follower needs it
+// most when everything is uploaded.
+func (o Offsets) PendingUpload() int64 { return max(o.RemoteEnd+1, o.LogStart, o.LocalLogStart) }
 
 func (s *state) marks() Offsets {
 	return Offsets{Offsets: s.log.Offsets(), HighWatermark: s.hw, LastStable: s.stable, Leader: s.role.Leader, LeaderEpoch: s.role.LeaderEpoch, EpochStart: s.start, RemoteEnd: s.remote.End()}

@@ -81,38 +81,49 @@ func (l *lane) run(ctx context.Context) {
 	}
 }
 
-// adopt takes over the partitions of the other lane that have caught up.
+// adopt takes over the partitions of the other lane that have caught up, between two of its fetches.
 func (l *lane) adopt(ctx context.Context) {
 	if l.from == nil {
 		return
 	}
-	l.from.mu.Lock()
-	any := slices.ContainsFunc(l.from.members, func(m *member) bool { return m.next == l })
-	idle := l.from.idle
-	l.from.mu.Unlock()
-	if !any {
-		return
-	}
-	select { // its fetch is a short one
-	case <-idle:
-	case <-ctx.Done():
-		return
-	}
-	l.from.mu.Lock()
-	var mine []*member
-	l.from.members = slices.DeleteFunc(l.from.members, func(m *member) bool {
-		if m.next == l {
-			mine = append(mine, m)
+	for {
+		mine, idle := l.from.release(l)
+		if idle == nil {
+			l.mu.Lock()
+			l.members = append(l.members, mine...)
+			l.mu.Unlock()
+			return
 		}
-		return m.next == l
-	})
-	for _, m := range mine {
-		m.next = nil
+		select { // its fetch is a short one
+		case <-idle:
+		case <-ctx.Done():
+			return
+		}
 	}
-	l.from.mu.Unlock()
+}
+
+// release gives up the partitions that another lane is to have; while a fetch is under way, it returns the channel that is
+// closed when that is over instead.
+func (l *lane) release(to *lane) (mine []*member, idle chan struct{}) {
 	l.mu.Lock()
-	l.members = append(l.members, mine...)
-	l.mu.Unlock()
+	defer l.mu.Unlock()
+	if !slices.ContainsFunc(l.members, func(m *member) bool { return m.next == to }) {
+		return nil, nil
+	}
+	select {
+	case <-l.idle:
+	default:
+		return nil, l.idle
+	}
+	l.members = slices.DeleteFunc(l.members, func(m *member) bool {
+		if m.next != to {
+			return false
+		}
+		m.next = nil
+		mine = append(mine, m)
+		return true
+	})
+	return mine, nil
 }
 
 // collect takes the next step of every partition: fetches are returned, everything else is begun. next is when to look

@@ -88,7 +88,7 @@ func (c *conn) greet(ctx context.Context, in *bufio.Reader) (admitted bool, err 
 	}
 	if c.server.nodes != nil && string(head) == peer.Magic {
 		c.nc.SetReadDeadline(time.Time{})
-		c.server.nodes(&replayed{c.nc, in})
+		c.server.nodes(c.peer.Listener, &replayed{c.nc, in})
 		return false, nil
 	}
 	select {

@@ -51,7 +51,7 @@ type Server struct {
 	metrics Metrics
 	open    atomic.Int64
 	lines   *perPeer
-	nodes   func(net.Conn)
+	nodes   func(listener string, nc net.Conn)
 	ready   chan struct{} // closed by Admit
 
 	mu       sync.Mutex
@@ -61,7 +61,7 @@ type Server struct {
 
 // New makes a server that serves nothing yet. Connections of other nodes are handed to nodes as they are, from their first
 // byte on; it takes them over and must not wait. With nil they are strangers.
-func New(h Handler, l Limits, log *slog.Logger, m Metrics, nodes func(net.Conn)) *Server {
+func New(h Handler, l Limits, log *slog.Logger, m Metrics, nodes func(listener string, nc net.Conn)) *Server {
 	return &Server{handler: h, limits: l, log: log, metrics: m, conns: map[*conn]struct{}{}, lines: newPerPeer(), nodes: nodes, ready: make(chan struct{})}
 }
 
