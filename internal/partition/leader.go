@@ -50,10 +50,10 @@ func newLeadership(r *Role, self int32, end int64, now time.Time) *leadership {
 }
 
 // settled takes over an ISR that the image has: whatever was proposed is decided.
-func (l *leadership) settled(r *Role) {
+func (l *leadership) settled(r *Role, self int32) {
 	l.proposed, l.asking = nil, false
 	for _, id := range r.Replicas {
-		if l.followers[id] == nil {
+		if id != self && l.followers[id] == nil {
 			l.followers[id] = &followerOf{end: -1, epoch: -1, leaderEnd: -1}
 		}
 	}

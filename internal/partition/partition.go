@@ -174,7 +174,7 @@ func (p *Partition) play(moved, altered bool, now time.Time) {
 	case moved || p.lead == nil:
 		p.lead = newLeadership(&p.role, p.self, p.log.Offsets().End, now)
 	case altered:
-		p.lead.settled(&p.role)
+		p.lead.settled(&p.role, p.self)
 	}
 	p.advance(now)
 }
