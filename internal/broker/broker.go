@@ -54,6 +54,7 @@ func Run(ctx context.Context, o Options) error {
 		return err
 	}
 	b.epoch.Store(-1)
+	b.overlay(metadata.Empty())
 	b.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	b.notReady("starting")
 	err = b.run(ctx)
@@ -90,10 +91,11 @@ type broker struct {
 	throttles   *throttles
 	server      *server.Server
 
-	applied atomic.Pointer[metadata.Image] // what the partitions live by
-	changed atomic.Pointer[chan struct{}]  // closed when applied moves on
-	epoch   atomic.Int64                   // broker epoch of this run, -1 before it is registered
-	lease   lease
+	applied  atomic.Pointer[metadata.Image] // what the partitions live by
+	overlaid atomic.Pointer[config.Values]  // its configuration
+	changed  atomic.Pointer[chan struct{}]  // closed when applied moves on
+	epoch    atomic.Int64                   // broker epoch of this run, -1 before it is registered
+	lease    lease
 
 	flusher  *flusher
 	isrs     *marked
@@ -263,19 +265,21 @@ func (b *broker) env() controller.Env {
 	return controller.Env{Now: time.Now().UnixMilli(), Random: rand.Reader, Broker: b.static, TierAvailable: b.tier != nil}
 }
 
-// config is the static configuration overlaid with the dynamic one of the image.
-func (b *broker) config() config.Values {
-	img := b.quorum.Image()
+// config is the static configuration overlaid with the dynamic one that the broker lives by.
+func (b *broker) config() config.Values { return *b.overlaid.Load() }
+
+// overlay takes over the dynamic configuration of an image, which was validated when it was stored.
+func (b *broker) overlay(img *metadata.Image) {
 	v, err := b.static.With(img.BrokerConfigs[controller.ClusterWide])
 	if err != nil {
-		return b.static
+		v = b.static
 	}
 	if own, ok := img.BrokerConfigs[b.self]; ok {
 		if w, err := v.With(own); err == nil {
 			v = w
 		}
 	}
-	return v
+	b.overlaid.Store(&v)
 }
 
 // assemble makes the services. Nothing runs yet.
@@ -309,7 +313,7 @@ func (b *broker) assemble() error {
 		fetcher.Racks = b.rack
 	}
 	b.openReplication()
-	services := kafkaapi.Services{NodeID: b.self, Quorum: b.quorum.Status, Replication: b.replication.Status, Image: b.quorum.Image, Static: b.static, Config: b.config, Control: b.control, ProducerIDs: control.NewProducerIDs(b.control),
+	services := kafkaapi.Services{NodeID: b.self, Quorum: b.quorum.Status, Replication: b.replication.Status, Thin: b.isThin, Image: b.quorum.Image, Static: b.static, Config: b.config, Control: b.control, ProducerIDs: control.NewProducerIDs(b.control),
 		Replicas: b.replicas, Fetch: fetcher, Groups: b.groups, LogDir: b.dir.path, DiskUsage: diskUsage(b.dir.path), Log: b.log, Metrics: b.metrics,
 		// Without a delay a place could be gone before its reader gets there.
 		DirectFetch: b.tier != nil && b.static.Bool("varve.direct.fetch.enable") && b.deleteDelay() > 0}

@@ -57,6 +57,7 @@ func (b *broker) follow(ctx context.Context) {
 	}
 	delta := metadata.Diff(old, img)
 	if delta.Configs {
+		b.overlay(img)
 		b.throttles.limit(b.config())
 		if b.tier != nil {
 			b.tier.limit(b.config())

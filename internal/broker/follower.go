@@ -43,23 +43,25 @@ func (b *broker) followerConfig(p *partition.Partition) func() follower.Config {
 	}
 }
 
-// thin lists the replicas here whose local span is below both limits of KIP-1303, though the tier has more: they are to
-// lead only if nobody else can.
-func (b *broker) thin(now time.Time) []controller.PartitionRef {
-	c := b.config()
-	ms, bytes := c.Int64("leader.election.eligible.local.log.ms"), c.Int64("leader.election.eligible.local.log.bytes")
-	if ms == -1 && bytes == -1 || b.tier == nil {
-		return nil
-	}
+// thin lists the replicas here that are to lead only if nobody else can (KIP-1303).
+func (b *broker) thin() []controller.PartitionRef {
 	var out []controller.PartitionRef
 	for _, p := range b.replicas.all() {
-		if l := p.Log(); l != nil && p.Cause() == nil && isThin(l, ms, bytes, now) {
+		if b.isThin(p) {
 			out = append(out, controller.PartitionRef{Topic: p.TopicID(), Index: p.ID().Index})
 		}
 	}
 	return out
 }
 
+func (b *broker) isThin(p *partition.Partition) bool {
+	c := b.config()
+	ms, bytes := c.Int64("leader.election.eligible.local.log.ms"), c.Int64("leader.election.eligible.local.log.bytes")
+	l := p.Log()
+	return (ms != -1 || bytes != -1) && b.tier != nil && l != nil && p.Cause() == nil && isThin(l, ms, bytes, time.Now())
+}
+
+// isThin reports whether a log's local span is below both limits, though the tier has more. A limit of -1 is none.
 func isThin(l *log.Log, ms, bytes int64, now time.Time) bool {
 	o, c := l.Offsets(), l.Config()
 	if !c.Tiered || o.LocalLogStart <= o.LogStart {

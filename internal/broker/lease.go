@@ -84,7 +84,7 @@ func (b *broker) keepSession(ctx context.Context) error {
 
 func (b *broker) beat(ctx context.Context, leave bool) (controller.HeartbeatReply, error) {
 	return control.Record[controller.HeartbeatReply](ctx, b.control, controller.HeartbeatCommand{Broker: b.self, Epoch: b.epoch.Load(), Applied: b.applied.Load().Index,
-		Ready: !leave, Leave: leave, Thin: b.thin(time.Now())})
+		Ready: !leave, Leave: leave, Thin: b.thin()})
 }
 
 // suspend stops or resumes leading, wherever this broker leads.

@@ -53,6 +53,8 @@ type Request struct {
 	// Rack is a consumer's; AnyReplica allows it to read from a follower (KIP-392, Fetch v11+).
 	Rack       string
 	AnyReplica bool
+	// Now is when the request came; zero is the present. A follower's place in the ISR depends on it.
+	Now time.Time
 }
 
 // Follower is the broker that replicates by a request.
@@ -137,7 +139,11 @@ func (s *Service) Fetch(ctx context.Context, req *Request) []Result {
 	event := partition.Committed
 	if req.Follower != nil {
 		event = partition.Appended
-		s.followed(req, start)
+		now := req.Now
+		if now.IsZero() {
+			now = start
+		}
+		s.followed(req, now)
 	}
 	reads := &tierReads{results: map[int]*tierRead{}, done: make(chan struct{}, 1)}
 	tierCtx, cancel := context.WithCancel(ctx)

@@ -62,6 +62,9 @@ type Step struct {
 	Segment *tier.Segment
 }
 
+// jumps says that an empty replica starts behind what is tiered (KIP-1023).
+func (c Config) jumps() bool { return c.Tiered && c.FromTier && !c.Compacted }
+
 // Machine is one follower.
 type Machine struct {
 	part   *partition.Partition
@@ -116,10 +119,9 @@ func (m *Machine) Next(now time.Time) Step {
 	if m.phase == BackingOff {
 		m.phase = Fetching
 	}
-	c := m.config()
 	// An empty log asks where to start before its first fetch, which might succeed: the leader may still have everything
 	// locally that the tier has, too (the hole of KIP-1023).
-	if m.phase == Fetching && f.Empty && !m.asked && c.Tiered && c.FromTier && !c.Compacted {
+	if m.phase == Fetching && f.Empty && !m.asked && m.config().jumps() {
 		m.phase = Bootstrapping
 	}
 	m.busy = true
@@ -129,7 +131,7 @@ func (m *Machine) Next(now time.Time) Step {
 	case m.segment != nil:
 		s.Kind, s.Segment = Load, m.segment
 	default:
-		s.Kind, s.Pending = Ask, c.Tiered && c.FromTier && !c.Compacted
+		s.Kind, s.Pending = Ask, m.config().jumps()
 	}
 	return s
 }

@@ -32,7 +32,7 @@ func place(f partition.Following, o Offsets, c Config) placement {
 		return placement{plain, o.Start}
 	}
 	bound := o.LocalStart
-	if c.FromTier && !c.Compacted {
+	if c.jumps() {
 		switch {
 		case o.Pending >= 0:
 			// Below the leader's local start nothing can be fetched, below its log start nothing exists: what is pending

@@ -87,7 +87,7 @@ func (a *API) tierInfo(p *partition.Partition, ask tierinfo.Ask) tierinfo.Partit
 	if marks.LastStable < marks.HighWatermark {
 		info.Unstable = marks.LastStable
 	}
-	info.LocalBytes, info.Follower = marks.Size, !p.Leads()
+	info.LocalBytes, info.LogEnd, info.Follower, info.Thin = marks.Size, marks.End, !p.Leads(), a.Thin(p)
 	if info.Follower && a.Replication != nil {
 		if phase, cause, ok := a.Replication(p.ID()); ok {
 			info.Phase = phase.String()

@@ -50,9 +50,14 @@ func (l *Log) flushHeld(upTo, nowMs int64) error {
 	if upTo > l.recoveryPoint && l.active.Base() < upTo {
 		todo = append(todo, l.active.Reader())
 	}
-	dirty := l.dirDirty
-	l.dirDirty = false
+	dirty, newborn := l.dirDirty, l.newborn
+	l.dirDirty, l.newborn = false, false
 	l.mu.Unlock()
+	if newborn {
+		if err := l.bear(); err != nil {
+			return l.die("flush", err)
+		}
+	}
 	for _, r := range todo {
 		if err := r.Sync(); err != nil {
 			return l.die("flush", err)
@@ -72,6 +77,24 @@ func (l *Log) flushHeld(upTo, nowMs int64) error {
 	}
 	l.publishLocked()
 	return nil
+}
+
+// bear makes the folder of a new log durable, with the file that says whose it is.
+func (l *Log) bear() error {
+	if h, err := l.files.Acquire(l.file(metadataFile), true); err == nil {
+		err = h.Sync()
+		h.Release()
+		l.files.Forget(l.file(metadataFile))
+		if err != nil {
+			return err
+		}
+	} else if !errors.Is(err, fs.ErrNotExist) { // a log without a topic id has none
+		return err
+	}
+	if err := l.fs.SyncDir(l.dir); err != nil {
+		return err
+	}
+	return l.fs.SyncDir(filepath.Dir(l.dir))
 }
 
 // Close flushes, writes indexes and a producer snapshot, and lets go of the files: the log can be opened with

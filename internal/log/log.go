@@ -162,6 +162,7 @@ type Log struct {
 	recoveryPoint int64
 	syncedBelow   int64
 	dirDirty      bool // names were made or removed since the last sync of the folder
+	newborn       bool // the folder itself was made and is not durable yet: thousands of topics need no thousand fsyncs
 	flushedMs     int64
 	highWatermark int64
 	remoteEnd     int64

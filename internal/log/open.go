@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
-	"path/filepath"
 	"slices"
 
 	"github.com/varve-io/varve/internal/leaderepoch"
@@ -425,12 +424,14 @@ func (l *Log) carryOut(o Options, d *survey, p *plan) error {
 		if err := l.fs.MkdirAll(l.dir); err != nil {
 			return err
 		}
-		if err := l.fs.SyncDir(filepath.Dir(l.dir)); err != nil {
-			return err
-		}
+		l.newborn = true
 	}
 	if d.topicID.IsZero() && !l.topicID.IsZero() {
-		if err := vfs.WriteFileAtomic(l.fs, l.file(metadataFile), marshalMetadata(l.topicID)); err != nil {
+		write := vfs.WriteFileAtomic
+		if l.newborn {
+			write = vfs.WriteFileUnsynced
+		}
+		if err := write(l.fs, l.file(metadataFile), marshalMetadata(l.topicID)); err != nil {
 			return err
 		}
 	}
@@ -479,7 +480,7 @@ func (l *Log) carryOut(o Options, d *survey, p *plan) error {
 	if err != nil {
 		return err
 	}
-	if p.create || p.cut || len(p.remove) > 0 || len(p.rebuilt) > 0 || len(p.fresh) > 0 {
+	if !l.newborn && p.create || p.cut || len(p.remove) > 0 || len(p.rebuilt) > 0 || len(p.fresh) > 0 {
 		if err := l.fs.SyncDir(l.dir); err != nil {
 			return err
 		}

@@ -90,7 +90,8 @@ func (l *Log) look() (*survey, error) {
 		}
 	}
 	b, err := vfs.ReadFile(l.fs, l.file(metadataFile), 4096)
-	if errors.Is(err, fs.ErrNotExist) {
+	// One that is cut short was never synced, and neither was anything else here.
+	if errors.Is(err, fs.ErrNotExist) || err == nil && len(b) < len(marshalMetadata(l.topicID)) {
 		return d, nil
 	}
 	if err == nil {

@@ -176,6 +176,12 @@ func (l *Log) restartLocked(r restart, epochs []leaderepoch.Entry, snapshot []by
 		}
 	}
 	// The names of the staged files must be durable before the decision is.
+	if l.newborn {
+		if err := l.bear(); err != nil {
+			return l.failLocked("restart", err)
+		}
+		l.newborn = false
+	}
 	if err := l.fs.SyncDir(l.dir); err != nil {
 		return l.failLocked("restart", err)
 	}

@@ -33,7 +33,8 @@ func (u *UploadRange) Close() {
 
 // UploadRange returns the rest, from start on, of the finished segment that holds start, if all of it lies below
 // stable, the minimum of high watermark and last stable offset; nil if there is none, or it is not local.
-// A range that begins in the middle of a segment gets indexes of its own.
+// A range that begins in the middle of a segment gets indexes of its own. Its first batch may begin below start, where
+// DeleteRecords or another leader's range ended inside of it.
 func (l *Log) UploadRange(start, stable int64) (*UploadRange, error) {
 	return retry(l, func(v *view) (*UploadRange, error) { return l.uploadFrom(v, start, stable) })
 }
@@ -126,16 +127,7 @@ func (l *Log) fillUpload(u *UploadRange, r *segment.Reader, h *segment.Handle) e
 
 // rebase makes indexes of the batches from pos on whose offsets count from u.Start.
 func (l *Log) rebase(u *UploadRange, r *segment.Reader, h *segment.Handle, pos int64) (offsets, times []byte, err error) {
-	base := u.Start
-	if pos < r.Size {
-		// The first batch may begin below Start, where DeleteRecords or another leader's range ended inside of it.
-		s := segment.NewScanner(h.File, pos, r.Size)
-		if s.Next() {
-			base = min(base, s.Header().BaseOffset)
-		}
-		s.Release()
-	}
-	x, err := segment.BuildIndexes(h.File, pos, r.Size, base, l.config.Load().IndexIntervalBytes)
+	x, err := segment.BuildIndexes(h.File, pos, r.Size, u.Start, l.config.Load().IndexIntervalBytes)
 	if err != nil {
 		return nil, nil, err
 	}

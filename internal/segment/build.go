@@ -111,13 +111,15 @@ func (x *Indexes) Max() TimestampOffset { return x.max }
 
 // BuildIndexes makes the offset and time index of the batches in [from, to) of r for a segment that begins
 // there, at offset base: their positions count from `from`. Remote segments may begin in the middle of a local
-// one. It reads headers only.
+// one, and of its batch (DeleteRecords). It reads headers only.
 func BuildIndexes(r io.ReaderAt, from, to, base int64, interval int) (*Indexes, error) {
 	x := NewIndexes(base, interval)
 	s := NewScanner(r, from, to)
 	defer s.Release()
 	for s.Next() {
-		if h := s.Header(); h.BaseOffset < base || !fits(h.LastOffset(), base) {
+		h := s.Header()
+		begins := h.BaseOffset >= base || s.Pos() == from && h.LastOffset() >= base
+		if !begins || !fits(h.LastOffset(), base) {
 			return nil, &CorruptError{s.Pos(), fmt.Errorf("%w: offset %d in a segment from %d", recordbatch.ErrCorrupt, h.BaseOffset, base)}
 		}
 		x.Add(s.Header(), s.Pos()-from)

@@ -51,6 +51,9 @@ type Partition struct {
 	// Follower says that another broker leads; Phase is what it is at then.
 	Follower bool   `cbor:"18,keyasint,omitempty" json:"follower,omitempty"`
 	Phase    string `cbor:"19,keyasint,omitempty" json:"phase,omitempty"`
+	LogEnd   int64  `cbor:"20,keyasint" json:"logEndOffset"`
+	// Thin replicas hold too little locally to be preferred as leader.
+	Thin bool `cbor:"21,keyasint,omitempty" json:"thin,omitempty"`
 }
 
 // Deleted are the remote segments of deleted topics that are not gone yet.

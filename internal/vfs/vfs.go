@@ -111,15 +111,23 @@ func WriteFileAtomic(fsys FS, name string, data []byte) error {
 
 // WriteFile creates or empties a file, writes it and syncs it, but not its folder.
 func WriteFile(fsys FS, name string, data []byte) error {
+	return writeFile(fsys, name, data, File.Sync)
+}
+
+// WriteFileUnsynced creates or empties a file and writes it. Until somebody syncs it, a crash may leave it empty.
+func WriteFileUnsynced(fsys FS, name string, data []byte) error {
+	return writeFile(fsys, name, data, func(File) error { return nil })
+}
+
+func writeFile(fsys FS, name string, data []byte, finish func(File) error) error {
 	f, err := fsys.Create(name)
 	if err != nil {
 		return err
 	}
-	if _, err := f.WriteAt(data, 0); err != nil {
-		f.Close()
-		return err
+	if _, err = f.WriteAt(data, 0); err == nil {
+		err = finish(f)
 	}
-	if err := f.Sync(); err != nil {
+	if err != nil {
 		f.Close()
 		return err
 	}

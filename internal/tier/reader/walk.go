@@ -54,7 +54,8 @@ func (w *walker) Next() bool {
 	if err == nil && int64(h.Size) > size-w.pos {
 		err = fmt.Errorf("%w: batch of %d bytes, %d left", recordbatch.ErrShort, h.Size, size-w.pos)
 	}
-	if err == nil && (h.BaseOffset < w.next || h.LastOffset() > w.l.seg.End) {
+	inside := w.pos == 0 && h.BaseOffset < w.next && h.LastOffset() >= w.next // the range begins in the middle of a batch
+	if err == nil && (h.BaseOffset < w.next && !inside || h.LastOffset() > w.l.seg.End) {
 		err = fmt.Errorf("batch of offsets %d to %d where %d to %d is due", h.BaseOffset, h.LastOffset(), w.next, w.l.seg.End)
 	}
 	if err != nil {

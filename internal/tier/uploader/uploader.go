@@ -196,7 +196,8 @@ func verify(ctx context.Context, seg *tier.Segment, src Source) (uint32, recordb
 	next, first := seg.Start, true
 	for s.Next() {
 		h := s.Header()
-		if h.BaseOffset < next || h.LastOffset() > seg.End {
+		inside := first && h.BaseOffset < next && h.LastOffset() >= next // the range begins in the middle of a batch
+		if h.BaseOffset < next && !inside || h.LastOffset() > seg.End {
 			return 0, 0, fmt.Errorf("%w: batch of offsets %d to %d at position %d of a segment of %d to %d", ErrSource, h.BaseOffset, h.LastOffset(), s.Pos(), seg.Start, seg.End)
 		}
 		batch, err := s.Batch()

@@ -1,0 +1,35 @@
+package sim
+
+import "fmt"
+
+// Bug is a fault of the cluster's own making, planted between production cores to see that the checks would find it.
+type Bug int
+
+// The bugs.
+const (
+	None              Bug = iota
+	StaleEpochs           // a follower takes an answer of another epoch for one of its own
+	NoDivergence          // a leader is not told the epoch that a follower's log ends in
+	UploadUncommitted     // what is above the high watermark is uploaded
+	DeleteEarly           // objects go before anybody has recorded that they will
+	RetainUntiered        // local retention believes that all is in the tier
+	ForgetProducers       // a follower that starts from the tier gets no producers
+	ForgetEpochs          // and no lineage
+	FakeFollowed          // a leader takes a fetch for the promise to have everything
+	NoCheckpoint          // recovery points are not written after a log was cut
+	KeepInISR             // a broker that comes back with another disk stays in sync
+	NoRestore             // a leader behind the tier gives its offsets out again
+	AckEarly              // a write is acknowledged when the leader has it
+	LeaveObjects          // records of deleted segments go, their objects stay
+	bugs
+)
+
+// String names the bug.
+func (b Bug) String() string {
+	names := []string{"none", "stale epochs", "no divergence", "upload uncommitted", "delete early", "retain untiered", "forget producers", "forget epochs", "fake followed",
+		"no checkpoint", "keep in ISR", "no restore", "ack early", "leave objects"}
+	if b < 0 || int(b) >= len(names) {
+		return fmt.Sprint(int(b))
+	}
+	return names[b]
+}

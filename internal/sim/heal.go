@@ -1,0 +1,195 @@
+package sim
+
+import (
+	"fmt"
+
+	"github.com/varve-io/varve/internal/checker"
+	"github.com/varve-io/varve/internal/metadata"
+	"github.com/varve-io/varve/internal/tier"
+	"github.com/varve-io/varve/internal/tp"
+)
+
+// restMs is how long the healed cluster may take to come to rest.
+const restMs = 60_000
+
+// heal ends the storm, waits until the cluster is at rest, and looks at all of it.
+func (s *sim) heal() {
+	s.note("calm")
+	s.calm = true
+	clear(s.net.cut)
+	s.bucket.away = false
+	for _, n := range s.nodes {
+		n.fs.Heal()
+	}
+	if s.topicID.IsZero() && !s.until(func() string {
+		if s.topicID.IsZero() {
+			return "there is no topic"
+		}
+		return ""
+	}) {
+		return
+	}
+	s.sane()
+	if s.until(s.restless) {
+		s.final()
+	}
+}
+
+// sane sets the topic as it was meant to be.
+func (s *sim) sane() {
+	if s.quorum.active < 0 {
+		s.quorum.succeed()
+	}
+	for _, n := range s.nodes {
+		n.fs.Heal()
+		if n.run == nil {
+			s.after(s.between(1, 300), n.start)
+		} else if n.hurt {
+			r := n.run
+			s.after(s.between(1, 300), func() { r.repair() })
+		}
+	}
+	if s.quorum.active < 0 {
+		s.after(300, s.sane)
+		return
+	}
+	s.set("remote.storage.enable", "true", "remote.log.delete.on.disable", "false", "remote.log.copy.disable", "false", "local.retention.bytes", s.plan.local(),
+		"unclean.leader.election.enable", "false")
+}
+
+// until runs until nothing is said to be wrong, which must not take for ever. It must hold for a while.
+func (s *sim) until(wrong func() string) bool {
+	end := s.now + restMs
+	held := int64(-1)
+	what := ""
+	checked := int64(-1)
+	for s.now < end {
+		if !s.step() {
+			return false
+		}
+		if s.now < checked+50 {
+			continue
+		}
+		checked = s.now
+		if what = wrong(); what != "" {
+			held = -1
+		} else if held < 0 {
+			held = s.now
+		} else if s.now-held >= 2*tierMs {
+			return true
+		}
+	}
+	s.check.Fail(checker.Liveness, tp.Partition{Topic: topic}, "after %d ms of calm: %s", restMs, what)
+	return false
+}
+
+// restless says what is not at rest, "" for nothing.
+func (s *sim) restless() string {
+	for _, p := range s.clients.streams {
+		if p.raw != nil {
+			return fmt.Sprintf("%s: producer %d waits, tries %d", p.id, p.pid, p.tries)
+		}
+	}
+	for index := range s.plan.partitions {
+		if why := s.unsettled(s.partition(int32(index))); why != "" {
+			return fmt.Sprintf("%s-%d: %s", topic, index, why)
+		}
+	}
+	return ""
+}
+
+func (s *sim) unsettled(p *metadata.Partition) string {
+	if p.Leader < 0 || len(p.ISR) != len(p.Replicas) || len(p.Adding)+len(p.Removing) > 0 {
+		return fmt.Sprintf("leader %d, ISR %v of %v (+%v -%v)", p.Leader, p.ISR, p.Replicas, p.Adding, p.Removing)
+	}
+	lead := s.replica(p, p.Leader)
+	if lead == nil {
+		return fmt.Sprintf("its leader %d is out of service", p.Leader)
+	}
+	end := lead.p.Log().Offsets().End
+	for _, id := range p.ISR {
+		r := s.replica(p, id)
+		if r == nil {
+			return fmt.Sprintf("replica %d is out of service", id)
+		}
+		o, lo := r.p.Log().Offsets(), lead.p.Log().Offsets()
+		if o.End != end || r.p.HighWatermark() != end || o.LogStart != lo.LogStart {
+			phase := ""
+			if r.m != nil {
+				p, err := r.m.machine.Phase()
+				phase = fmt.Sprint(p, " ", err)
+			}
+			return fmt.Sprintf("replica %d is at %+v, high watermark %d, leader %d at %+v %s", id, o, r.p.HighWatermark(), p.Leader, lo, phase)
+		}
+	}
+	for _, seg := range p.Remote {
+		if seg.State != tier.CopyFinished {
+			return fmt.Sprintf("segment %s [%d, %d] is %s", seg.ID, seg.Start, seg.End, seg.State)
+		}
+	}
+	if t := lead.t; t == nil || t.running {
+		return "the tier is busy"
+	}
+	remote := p.Remote.End()
+	if sealed := lead.p.Log().Sealed(); len(sealed) > 0 && sealed[len(sealed)-1].End > remote {
+		return fmt.Sprintf("the tier ends at %d, the sealed log at %d", remote, sealed[len(sealed)-1].End)
+	}
+	return ""
+}
+
+// replica is a replica that is in service.
+func (s *sim) replica(p *metadata.Partition, id int32) *replica {
+	n := s.node(id)
+	if n == nil || n.run == nil || n.run.parts[p.Index] == nil || n.run.parts[p.Index].p.Cause() != nil {
+		return nil
+	}
+	if part := n.run.parts[p.Index]; part.p.Log() != nil {
+		if leader, epoch := part.p.Leadership(); leader == p.Leader && epoch == p.LeaderEpoch {
+			return part
+		}
+	}
+	return nil
+}
+
+// final looks at the cluster at rest.
+func (s *sim) final() {
+	for index := range s.plan.partitions {
+		p := s.partition(int32(index))
+		id := tp.Partition{Topic: topic, Index: p.Index}
+		var rest []checker.Rest
+		for _, member := range append([]int32{p.Leader}, p.ISR...) {
+			part := s.replica(p, member)
+			l := part.p.Log()
+			rest = append(rest, checker.Rest{Replica: part.seen(), Epochs: l.Epochs(), Producers: l.Producers(at(s.now))})
+		}
+		s.check.Settled(id, rest)
+		if start := rest[0].LogStart; start > 0 && !s.plan.trims() && s.check.Generation(id) == 0 {
+			s.check.Fail(checker.LogStart, id, "it is %d, though nothing was ever to be deleted", start)
+		}
+		for _, direct := range []bool{false, true} {
+			s.readAll(p, id, rest[0], direct)
+		}
+	}
+	for _, key := range s.bucket.strays() {
+		s.check.Fail(checker.Dangling, tp.Partition{Topic: topic}, "no record knows object %s", key)
+	}
+}
+
+// readAll reads a partition from its start to its end.
+func (s *sim) readAll(p *metadata.Partition, id tp.Partition, lead checker.Rest, direct bool) {
+	c := &consumer{s: s, id: id, offset: lead.LogStart, direct: direct}
+	r := s.node(p.Leader).run
+	for c.offset < lead.End {
+		was := c.offset
+		if r.serve(c); s.check.Err() != nil {
+			return
+		}
+		if c.offset <= was {
+			s.check.Fail(checker.Reading, id, "broker %d gives nothing at offset %d of [%d, %d), direct %v (local from %d, tier %d)", p.Leader, was, lead.LogStart, lead.End, direct, lead.LocalStart, p.Remote.End())
+			return
+		}
+	}
+	if end := s.check.End(id); end >= 0 && c.offset != end && s.check.Generation(id) == 0 {
+		s.check.Fail(checker.Durability, id, "it ends at %d, the history at %d", c.offset, end)
+	}
+}
