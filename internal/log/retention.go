@@ -1,7 +1,9 @@
 package log
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"time"
 
 	"github.com/varve-io/varve/internal/segment"
@@ -91,24 +93,47 @@ func (l *Log) deleteOldestLocked(n int) ([]SegmentInfo, error) {
 	if n == 0 {
 		return nil, nil
 	}
+	first, dirty := l.active.Base(), l.dirDirty
+	if n < len(l.sealed) {
+		first = l.sealed[n].Base
+	}
+	l.dirDirty = false
+	l.mu.Unlock()
+	err := l.keepProducers(first, dirty)
+	l.mu.Lock()
+	if err != nil {
+		return nil, l.failLocked("delete segment", err)
+	}
 	gone := l.sealed[:n]
 	l.sealed = l.sealed[n:len(l.sealed):len(l.sealed)]
 	l.syncedBelow = max(l.syncedBelow, gone[n-1].Next)
 	l.publishLocked()
 	// Nobody finds them any more, and flushMu keeps others from changing the folder's older part.
 	l.mu.Unlock()
-	out, err := l.removeSegments(gone)
+	var out []SegmentInfo
+	out, err = l.removeSegments(gone)
 	l.mu.Lock()
 	if err != nil {
 		return out, l.failLocked("delete segment", err)
 	}
-	first := l.active.Base()
-	if len(l.sealed) > 0 {
-		first = l.sealed[0].Base
-	}
 	l.removeSnapshotsLocked(func(o int64) bool { return o < first })
 	l.dirDirty = true
 	return out, nil
+}
+
+// keepProducers makes the snapshot at an offset durable, and with dirty its name: once the segments before it are gone,
+// nothing else tells what producers wrote in them.
+func (l *Log) keepProducers(offset int64, dirty bool) error {
+	f, err := l.fs.Open(l.path(offset, segment.SnapshotSuffix))
+	if err == nil {
+		err = errors.Join(f.Sync(), f.Close())
+	} else if errors.Is(err, fs.ErrNotExist) {
+		err = nil // it was lost, and is made anew where it is needed, from what is left
+	}
+	if err == nil && dirty {
+		err = l.fs.SyncDir(l.dir)
+	}
+	return err
 }
 
 // removeSegments removes segments one after another, each durably (segment.Reader.Remove): a crash must not bring back an older one

@@ -153,7 +153,7 @@ func TestDamagedDataIsNotUploaded(t *testing.T) {
 		"bit":        func(_ *tier.Segment, _ *uploader.Source, b []byte) { b[len(b)/2] ^= 1 },
 		"cut":        func(_ *tier.Segment, s *uploader.Source, b []byte) { s.Size -= 5 },
 		"range":      func(s *tier.Segment, _ *uploader.Source, b []byte) { s.End-- },
-		"start":      func(s *tier.Segment, _ *uploader.Source, b []byte) { s.Start++ },
+		"start":      func(s *tier.Segment, _ *uploader.Source, b []byte) { s.Start += 10 },
 		"nothing":    func(_ *tier.Segment, s *uploader.Source, b []byte) { s.Size = 0 },
 		"batch gone": func(_ *tier.Segment, s *uploader.Source, b []byte) { clear(b[:20]) },
 	} {
