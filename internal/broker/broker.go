@@ -91,6 +91,8 @@ type broker struct {
 	throttles   *throttles
 	server      *server.Server
 
+	seen     *metadata.Image // the last one that was acted on; unopened is what is left of it
+	unopened []tp.Partition
 	applied  atomic.Pointer[metadata.Image] // what the partitions live by
 	overlaid atomic.Pointer[config.Values]  // its configuration
 	changed  atomic.Pointer[chan struct{}]  // closed when applied moves on
@@ -293,7 +295,8 @@ func (b *broker) assemble() error {
 	b.stopping = make(chan struct{})
 	first := make(chan struct{})
 	b.changed.Store(&first)
-	b.applied.Store(metadata.Empty())
+	b.seen = metadata.Empty()
+	b.applied.Store(b.seen)
 	ms := func(key string) time.Duration { return time.Duration(b.static.Int64(key)) * time.Millisecond }
 	b.control = control.New(control.Options{NodeID: b.self, Quorum: b.quorum, Hub: b.nodes.hub, Env: b.env, Await: b.await, Bootstrap: b.bootstrapServers,
 		SessionTimeout: ms("broker.session.timeout.ms"), Grace: min(ms("varve.broker.disconnect.grace.ms"), ms("broker.session.timeout.ms")), Logger: b.log})
@@ -357,7 +360,11 @@ func (b *broker) begin(ctx context.Context) error {
 	if err := b.dir.strays(func(p tp.Partition) bool { _, _, ok := img.Partition(p); return ok }, b.log); err != nil {
 		return err
 	}
-	b.follow(ctx)
+	for b.follow(ctx) {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+	}
 	n, offline := 0, 0
 	for _, p := range b.replicas.all() {
 		n++

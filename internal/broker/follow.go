@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -25,7 +26,11 @@ type partitionOf = partition.Partition
 func (b *broker) watch(ctx context.Context) error {
 	for {
 		changed := b.quorum.Changed()
-		b.follow(ctx)
+		for b.follow(ctx) {
+			if ctx.Err() != nil {
+				return nil
+			}
+		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
@@ -34,8 +39,14 @@ func (b *broker) watch(ctx context.Context) error {
 	}
 }
 
-// await returns when the partitions live by an image of at least this index.
+// awaitMax is how long a command waits for the partitions here. What takes longer, the opening of thousands of them, goes
+// on after the answer, and clients try again where it has not come to yet.
+const awaitMax = 2 * time.Second
+
+// await returns when the partitions live by an image of at least this index, or after awaitMax.
 func (b *broker) await(ctx context.Context, index uint64) error {
+	late := time.NewTimer(awaitMax)
+	defer late.Stop()
 	for {
 		changed := *b.changed.Load()
 		if b.applied.Load().Index >= index {
@@ -43,18 +54,39 @@ func (b *broker) await(ctx context.Context, index uint64) error {
 		}
 		select {
 		case <-changed:
+		case <-late.C:
+			return nil
 		case <-ctx.Done():
 			return ctx.Err()
 		}
 	}
 }
 
-// follow brings the partitions from the applied image to the newest one. It is only ever called by one goroutine.
-func (b *broker) follow(ctx context.Context) {
-	old, img := b.applied.Load(), b.quorum.Image()
-	if old == img {
-		return
+// openBatch is how many new partitions are opened before the image is looked at again: a topic of thousands must not
+// hold up a change of leaders.
+const openBatch = 256
+
+// follow brings the partitions from the image that was seen last to the newest one; more says that some are still to be
+// opened. It is only ever called by one goroutine.
+func (b *broker) follow(ctx context.Context) (more bool) {
+	old, img := b.seen, b.quorum.Image()
+	if old != img {
+		b.catchUp(ctx, old, img)
+		b.seen = img
+	} else if len(b.unopened) == 0 {
+		return false
 	}
+	if b.openSome(ctx, img); len(b.unopened) > 0 {
+		return true
+	}
+	b.applied.Store(img)
+	next := make(chan struct{})
+	close(*b.changed.Swap(&next))
+	return false
+}
+
+// catchUp acts on what changed between two images, but for the opening of partitions.
+func (b *broker) catchUp(ctx context.Context, old, img *metadata.Image) {
 	delta := metadata.Diff(old, img)
 	if delta.Configs {
 		b.overlay(img)
@@ -62,9 +94,7 @@ func (b *broker) follow(ctx context.Context) {
 		if b.tier != nil {
 			b.tier.limit(b.config())
 		}
-	}
-	if delta.Configs { // defaults changed: every topic may be touched
-		delta.Changed = nil
+		delta.Changed = nil // defaults changed: every topic may be touched
 		for _, name := range img.TopicNames() {
 			delta.Changed = append(delta.Changed, img.Topics[name])
 		}
@@ -91,33 +121,55 @@ func (b *broker) follow(ctx context.Context) {
 			}
 		}
 	}
-	defaults := config.TopicDefaults(b.config())
-	values := map[string]config.Values{}
+	values := b.topicValues()
 	for _, t := range a.follow {
-		if _, ok := values[t.id.Topic]; !ok {
-			values[t.id.Topic] = config.TopicValues(defaults, t.topic.Configs)
+		if p, ok := b.replicas.Get(t.id); ok && p.TopicID() == t.topic.ID {
+			b.adjust(ctx, p, t, values(t.topic))
+		} else {
+			b.unopened = append(b.unopened, t.id)
 		}
 	}
+	if s := b.tieringOf(); s != nil && len(img.Deleting) > 0 {
+		s.Sweep()
+	}
+}
+
+// topicValues returns a function that gives topics' effective configs, and computes those of each topic once.
+func (b *broker) topicValues() func(*metadata.Topic) config.Values {
+	defaults := config.TopicDefaults(b.config())
+	known := map[tp.UUID]config.Values{}
+	return func(t *metadata.Topic) config.Values {
+		v, ok := known[t.ID]
+		if !ok {
+			v = config.TopicValues(defaults, t.Configs)
+			known[t.ID] = v
+		}
+		return v
+	}
+}
+
+// openSome opens the next partitions, all at once, as img has them.
+func (b *broker) openSome(ctx context.Context, img *metadata.Image) {
+	n := min(len(b.unopened), openBatch)
+	if n == 0 {
+		return
+	}
+	values := b.topicValues()
 	var group errgroup.Group
 	group.SetLimit(workers())
-	for _, t := range a.follow {
-		p, ok := b.replicas.Get(t.id)
-		if ok && p.TopicID() == t.topic.ID {
-			b.adjust(ctx, p, t, values[t.id.Topic])
-			continue
+	for _, id := range b.unopened[:n] {
+		topic, state, ok := img.Partition(id)
+		if _, open := b.replicas.Get(id); !ok || open || !slices.Contains(state.Replicas, b.self) {
+			continue // gone again, or noted twice
 		}
+		v := values(topic)
 		group.Go(func() error {
-			b.open(ctx, t, values[t.id.Topic])
+			b.open(ctx, target{id, topic, state}, v)
 			return nil
 		})
 	}
 	group.Wait()
-	if s := b.tieringOf(); s != nil && len(img.Deleting) > 0 {
-		s.Sweep()
-	}
-	b.applied.Store(img)
-	next := make(chan struct{})
-	close(*b.changed.Swap(&next))
+	b.unopened = slices.Delete(b.unopened, 0, n)
 }
 
 // open opens a partition's log and starts to lead or follow. A log that cannot be opened leaves the partition offline.

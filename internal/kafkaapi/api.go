@@ -53,7 +53,7 @@ type Services struct {
 	TierLookup  TierLookup                                       // nil without a tier
 	TierLag     func(tp.Partition) (tiering.Lag, bool)           // nil without a tier
 	Replication func(tp.Partition) (follower.Phase, error, bool) // what a follower is at; nil without one
-	Thin        func(*partition.Partition) bool // whether a replica holds too little to be preferred as leader
+	Thin        func(*partition.Partition) bool                  // whether a replica holds too little to be preferred as leader
 	LogDir      string
 	DiskUsage   func() (total, usable int64) // bytes of the volume, -1 unknown
 	DirectFetch bool                         // whether locations are handed out
