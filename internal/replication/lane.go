@@ -31,6 +31,7 @@ type lane struct {
 	mu      sync.Mutex
 	members []*member
 	idle    chan struct{} // closed while no fetch is under way
+	yield   bool          // the other lane waits for the partitions that it is to have: no more fetches of them
 
 	conn    *conn
 	session session
@@ -112,7 +113,9 @@ func (l *lane) release(to *lane) (mine []*member, idle chan struct{}) {
 	}
 	select {
 	case <-l.idle:
+		l.yield = false
 	default:
+		l.yield = true // or the next fetch would begin before the other lane has noticed the end of this one
 		return nil, l.idle
 	}
 	l.members = slices.DeleteFunc(l.members, func(m *member) bool {
@@ -137,6 +140,9 @@ func (l *lane) collect(ctx context.Context, now time.Time) (batch []wanted, next
 		defer m.mu.Unlock()
 		if m.stopped {
 			return true
+		}
+		if l.yield && m.next != nil {
+			return false
 		}
 		if limit := l.throttle(m, now); limit > 0 {
 			next = earlier(next, now.Add(limit))
