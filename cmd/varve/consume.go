@@ -227,11 +227,19 @@ func (g *goal) done() int64 {
 type progress struct{ bar *progressbar.ProgressBar }
 
 func newProgress(cmd *cobra.Command, total int64) *progress {
-	if total <= 0 || !term.IsTerminal(int(os.Stderr.Fd())) || cmd.OutOrStdout() == os.Stdout && term.IsTerminal(int(os.Stdout.Fd())) {
+	if cmd.OutOrStdout() == os.Stdout && term.IsTerminal(int(os.Stdout.Fd())) {
+		return &progress{}
+	}
+	return newBar(total, "records")
+}
+
+// newBar is a progress beside which nothing is printed.
+func newBar(total int64, unit string) *progress {
+	if total <= 0 || !term.IsTerminal(int(os.Stderr.Fd())) {
 		return &progress{}
 	}
 	return &progress{progressbar.NewOptions64(total, progressbar.OptionSetWriter(os.Stderr), progressbar.OptionShowCount(), progressbar.OptionShowIts(),
-		progressbar.OptionSetItsString("records"), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())}
+		progressbar.OptionSetItsString(unit), progressbar.OptionThrottle(100*time.Millisecond), progressbar.OptionClearOnFinish())}
 }
 
 func (p *progress) set(n int64) {

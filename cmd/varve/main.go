@@ -47,7 +47,7 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	cmd.AddCommand(serverCommand(), topicCommand(), groupCommand(), tierCommand(), produceCommand(), consumeCommand(), verifyCommand(), dumpCommand(), benchCommand(), versionCommand())
+	cmd.AddCommand(serverCommand(), clusterCommand(), brokerCommand(), quorumCommand(), topicCommand(), groupCommand(), tierCommand(), produceCommand(), consumeCommand(), verifyCommand(), dumpCommand(), benchCommand(), versionCommand())
 	return cmd
 }
 

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"log/slog"
 	"os"
 	"runtime/debug"
@@ -66,7 +67,7 @@ Settings come from the defaults, then the file, then the flags; the later wins. 
 			if err != nil {
 				return usageError{fmt.Errorf("the configuration has problems:\n%w", err)}
 			}
-			logger := newLogger(values)
+			logger := newLogger(values, os.Stderr)
 			start := time.Now()
 			logger.Info("varve starts", "version", versionText(), "node.id", values.Int("node.id"), "log.dir", values.Get("log.dir"))
 			limitMemory()
@@ -119,14 +120,14 @@ func settings(file string, sets []string) (map[string]string, error) {
 	return raw, errors.Join(problems...)
 }
 
-func newLogger(v config.Values) *slog.Logger {
+func newLogger(v config.Values, w io.Writer) *slog.Logger {
 	var level slog.Level
 	_ = level.UnmarshalText([]byte(v.Get("varve.log.level"))) // one of four names that slog knows
 	o := &slog.HandlerOptions{Level: level}
 	if v.Get("varve.log.format") == "json" {
-		return slog.New(quietlog.New(slog.NewJSONHandler(os.Stderr, o)))
+		return slog.New(quietlog.New(slog.NewJSONHandler(w, o)))
 	}
-	return slog.New(quietlog.New(slog.NewTextHandler(os.Stderr, o)))
+	return slog.New(quietlog.New(slog.NewTextHandler(w, o)))
 }
 
 // limitMemory makes the collector more eager than Go's default unless the environment says otherwise: most of a broker's

@@ -37,84 +37,47 @@ type Info = tierinfo.Partition
 type tierRow struct {
 	Topic     string `json:"topic"`
 	Partition int32  `json:"partition"`
+	Broker    int32  `json:"broker"` // who says so: the leader, if it can be asked
 	Info
 	LocalBytes int64 `json:"localBytes"`
 }
 
-// askTier asks every broker what it knows of the tier of topics; nil asks for all.
+// askTier asks for the tier of topics, nil for all: a row per partition as its leader knows it, or where there is none as
+// another replica does. Partitions of which nobody tells anything are the error, beside the rows of the others.
 func askTier(ctx context.Context, cl *kgo.Client, topics []string, ask tierinfo.Ask) ([]tierRow, []tierinfo.Deleted, error) {
-	req := kmsg.NewPtrDescribeLogDirsRequest()
-	for _, name := range topics {
-		t := kmsg.NewDescribeLogDirsRequestTopic()
-		t.Topic = name
-		req.Topics = append(req.Topics, t)
-	}
-	if topics != nil {
-		if err := partitionsOf(ctx, cl, req); err != nil {
-			return nil, nil, err
-		}
-	}
-	tierinfo.Request(req, ask)
-	var rows []tierRow
-	var gone []tierinfo.Deleted
-	meta, err := kmsg.NewPtrMetadataRequest().RequestWith(ctx, cl)
+	replicas, err := askReplicas(ctx, cl, topics, ask)
 	if err != nil {
 		return nil, nil, err
 	}
-	for _, b := range meta.Brokers {
-		// Broker by broker, as it is: the client's own way of splitting the request loses tagged fields.
-		answer, err := cl.Broker(int(b.NodeID)).Request(ctx, req)
-		if err != nil {
-			return nil, nil, err
-		}
-		resp := answer.(*kmsg.DescribeLogDirsResponse)
-		deleted, err := tierinfo.GetDeleted(resp)
-		if err != nil {
-			return nil, nil, err
-		}
-		gone = append(gone, deleted...)
-		for _, dir := range resp.Dirs {
-			for _, t := range dir.Topics {
-				for i := range t.Partitions {
-					info, ok, err := tierinfo.Get(&t.Partitions[i])
-					if err != nil {
-						return nil, nil, err
-					}
-					if !ok {
-						return nil, nil, errors.New("the broker tells nothing of its tier: it is no Varve, or an old one")
-					}
-					rows = append(rows, tierRow{Topic: t.Topic, Partition: t.Partitions[i].Partition, Info: info, LocalBytes: t.Partitions[i].Size})
-				}
+	meta := kmsg.NewPtrMetadataRequest()
+	for _, name := range topics {
+		t := kmsg.NewMetadataRequestTopic()
+		t.Topic = kmsg.StringPtr(name)
+		meta.Topics = append(meta.Topics, t)
+	}
+	resp, err := meta.RequestWith(ctx, cl)
+	if err != nil {
+		return nil, nil, err
+	}
+	rows := []tierRow{}
+	var unknown []error
+	for _, t := range resp.Topics {
+		for _, p := range t.Partitions {
+			r, ok := replicas.best(*t.Topic, p.Partition, p.Leader)
+			if !ok {
+				unknown = append(unknown, fmt.Errorf("nothing is known of %s-%d: %w", *t.Topic, p.Partition, replicas.why(p.Replicas)))
+				continue
 			}
+			if r.Broker != p.Leader && r.Failure == "" {
+				r.Failure = fmt.Sprintf("without its leader, as broker %d knows it", r.Broker)
+			}
+			rows = append(rows, tierRow{Topic: r.Topic, Partition: r.Partition, Broker: r.Broker, Info: r.Info, LocalBytes: r.Size})
 		}
 	}
 	slices.SortFunc(rows, func(a, b tierRow) int {
 		return cmp.Or(strings.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition))
 	})
-	return rows, gone, nil
-}
-
-// partitionsOf fills in the partitions of the topics that the request names.
-func partitionsOf(ctx context.Context, cl *kgo.Client, req *kmsg.DescribeLogDirsRequest) error {
-	meta := kmsg.NewPtrMetadataRequest()
-	for _, t := range req.Topics {
-		mt := kmsg.NewMetadataRequestTopic()
-		mt.Topic = kmsg.StringPtr(t.Topic)
-		meta.Topics = append(meta.Topics, mt)
-	}
-	resp, err := meta.RequestWith(ctx, cl)
-	if err != nil {
-		return err
-	}
-	for i, t := range resp.Topics {
-		if t.ErrorCode != 0 {
-			return fmt.Errorf("topic %s does not exist", *t.Topic)
-		}
-		for _, p := range t.Partitions {
-			req.Topics[i].Partitions = append(req.Topics[i].Partitions, p.Partition)
-		}
-	}
-	return nil
+	return rows, replicas.deleted, errors.Join(unknown...)
 }
 
 func tierList(c *connection) *cobra.Command {
@@ -124,7 +87,9 @@ func tierList(c *connection) *cobra.Command {
 		Long: `Show per partition what is local, what is remote, and what is on its way.
 
 LOCAL and REMOTE are offset ranges, the end not included. LAG is what is sealed and not in the tier yet. STATE says why
-nothing moves: an open transaction holds uploads back from its first offset on, a failing store says its error.`,
+nothing moves: an open transaction holds uploads back from its first offset on, a failing store says its error.
+
+All of it is as the partition's leader sees it; varve topic describe --replicas shows what each replica holds.`,
 		Example: "  varve tier ls\n  varve tier ls history --segments",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			cl, err := c.client(cmd.Context())
@@ -139,14 +104,14 @@ nothing moves: an open transaction holds uploads back from its first offset on, 
 			if len(args) == 0 {
 				args = nil
 			}
-			rows, _, err := askTier(cmd.Context(), cl, args, ask)
-			if err != nil {
-				return err
+			rows, _, unknown := askTier(cmd.Context(), cl, args, ask)
+			if rows == nil {
+				return unknown
 			}
 			if args == nil {
 				rows = slices.DeleteFunc(rows, func(r tierRow) bool { return !r.Tiered && r.RemoteCount == 0 })
 			}
-			return c.print(cmd, rows, func(w io.Writer) {
+			err = c.print(cmd, rows, func(w io.Writer) {
 				fmt.Fprintln(w, "PARTITION\tLOCAL\tREMOTE\tSEGMENTS\tBYTES\tLAG\tSTATE")
 				for _, r := range rows {
 					fmt.Fprintf(w, "%s-%d\t%s\t%s\t%d\t%s\t%s\t%s\n", r.Topic, r.Partition, span(r.LocalStart, r.End), span(r.RemoteStart, r.RemoteEnd+1),
@@ -156,6 +121,7 @@ nothing moves: an open transaction holds uploads back from its first offset on, 
 					}
 				}
 			})
+			return errors.Join(err, unknown)
 		},
 	}
 	cmd.Flags().BoolVar(&segments, "segments", false, "list every remote segment")
@@ -231,7 +197,8 @@ Exit code 1 if anything needs attention.`,
 			}
 			rows, gone, err := askTier(cmd.Context(), cl, nil, tierinfo.Segments)
 			if err != nil {
-				return err
+				// Objects of a partition that nobody tells of would look like orphans.
+				return fmt.Errorf("the bucket cannot be judged: %w", err)
 			}
 			var known []*tier.Segment
 			for i := range rows {
@@ -239,10 +206,14 @@ Exit code 1 if anything needs attention.`,
 					known = append(known, &rows[i].List[j])
 				}
 			}
+			told := map[tp.UUID]bool{}
 			for i := range gone {
 				ids[gone[i].ID] = true
 				for j := range gone[i].List {
-					known = append(known, &gone[i].List[j])
+					if s := &gone[i].List[j]; !told[s.ID] { // every broker tells of it
+						told[s.ID] = true
+						known = append(known, s)
+					}
 				}
 			}
 			report, err := uploader.Fsck(cmd.Context(), b, known, uploader.FsckOptions{Prefix: store.prefix, Now: time.Now(), MinAge: age, Repair: repair,

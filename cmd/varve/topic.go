@@ -1,25 +1,25 @@
 package main
 
 import (
-	"cmp"
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kerr"
 
 	"github.com/varve-io/varve/internal/tp"
 )
 
 func topicCommand() *cobra.Command {
 	c := &connection{}
-	cmd := &cobra.Command{Use: "topic", Short: "Create, list, describe, alter and delete topics"}
+	cmd := &cobra.Command{Use: "topic", Short: "Create, list, describe, alter, move and delete topics"}
 	c.flags(cmd)
-	cmd.AddCommand(topicCreate(c), topicList(c), topicDescribe(c), topicAlter(c), topicGrow(c), topicDelete(c))
+	cmd.AddCommand(topicCreate(c), topicList(c), topicDescribe(c), topicAlter(c), topicGrow(c), topicReassign(c), topicDelete(c))
 	return cmd
 }
 
@@ -44,8 +44,10 @@ func topicCreate(c *connection) *cobra.Command {
 			if err != nil {
 				return said(err, r.ErrMessage)
 			}
-			if v := set["min.insync.replicas"]; v != nil && *v > fmt.Sprint(r.ReplicationFactor) && len(*v) == 1 {
-				fmt.Fprintf(cmd.ErrOrStderr(), "warning: min.insync.replicas=%s is above the number of replicas, %d, which is what counts\n", *v, r.ReplicationFactor)
+			if known := r.Configs["min.insync.replicas"]; known.Value != nil {
+				if n, err := strconv.Atoi(*known.Value); err == nil && n > int(r.ReplicationFactor) {
+					fmt.Fprintf(cmd.ErrOrStderr(), "warning: min.insync.replicas=%d is above the number of replicas, %d, which is what counts\n", n, r.ReplicationFactor)
+				}
 			}
 			return c.print(cmd, map[string]any{"topic": r.Topic, "id": tp.UUID(r.ID).String(), "partitions": r.NumPartitions, "replicas": r.ReplicationFactor}, func(w io.Writer) {
 				fmt.Fprintf(w, "created %s with %d partitions, %d replicas\n", r.Topic, r.NumPartitions, r.ReplicationFactor)
@@ -58,13 +60,28 @@ func topicCreate(c *connection) *cobra.Command {
 	return cmd
 }
 
-// said puts the broker's own words in front of an error code's.
+// said puts the broker's own words in place of an error code's, which are for whoever writes clients.
 func said(err error, message string) error {
 	if message == "" {
 		return err
 	}
-	return fmt.Errorf("%s (%w)", message, err)
+	return saidError{message, err}
 }
+
+type saidError struct {
+	message string
+	err     error
+}
+
+func (e saidError) Error() string {
+	var code *kerr.Error
+	if errors.As(e.err, &code) {
+		return fmt.Sprintf("%s (%s)", e.message, code.Message)
+	}
+	return fmt.Sprintf("%s (%v)", e.message, e.err)
+}
+
+func (e saidError) Unwrap() error { return e.err }
 
 func topicList(c *connection) *cobra.Command {
 	var internal bool
@@ -122,103 +139,6 @@ func topicList(c *connection) *cobra.Command {
 	}
 	cmd.Flags().BoolVar(&internal, "internal", false, "show the cluster's own topics too")
 	return cmd
-}
-
-// describedTopic is what topic describe prints.
-type describedTopic struct {
-	Topic      string               `json:"topic"`
-	ID         string               `json:"id"`
-	Configs    map[string]string    `json:"configs"` // set on the topic
-	Partitions []describedPartition `json:"partitions"`
-}
-
-type describedPartition struct {
-	Partition   int32   `json:"partition"`
-	Leader      int32   `json:"leader"`
-	LeaderEpoch int32   `json:"leaderEpoch"`
-	Replicas    []int32 `json:"replicas"`
-	ISR         []int32 `json:"isr"`
-	Start       int64   `json:"logStartOffset"`
-	End         int64   `json:"endOffset"`
-	Error       string  `json:"error,omitempty"`
-}
-
-func topicDescribe(c *connection) *cobra.Command {
-	return &cobra.Command{
-		Use: "describe NAME", Short: "Show a topic's configs, partitions and offsets", Args: exactArgs(1, "a topic name"),
-		Example: "  varve topic describe orders",
-		RunE: func(cmd *cobra.Command, args []string) error {
-			adm, err := c.admin(cmd.Context())
-			if err != nil {
-				return err
-			}
-			defer adm.Close()
-			d, err := describeTopic(cmd.Context(), adm, args[0])
-			if err != nil {
-				return err
-			}
-			return c.print(cmd, d, func(w io.Writer) {
-				fmt.Fprintf(w, "topic %s, id %s\n", d.Topic, d.ID)
-				keys := make([]string, 0, len(d.Configs))
-				for k := range d.Configs {
-					keys = append(keys, k)
-				}
-				slices.Sort(keys)
-				for _, k := range keys {
-					fmt.Fprintf(w, "  %s=%s\n", k, d.Configs[k])
-				}
-				fmt.Fprintln(w, "PARTITION\tLEADER\tEPOCH\tREPLICAS\tISR\tSTART\tEND\tERROR")
-				for _, p := range d.Partitions {
-					fmt.Fprintf(w, "%d\t%d\t%d\t%v\t%v\t%d\t%d\t%s\n", p.Partition, p.Leader, p.LeaderEpoch, p.Replicas, p.ISR, p.Start, p.End, p.Error)
-				}
-			})
-		},
-	}
-}
-
-func describeTopic(ctx context.Context, adm *kadm.Client, name string) (*describedTopic, error) {
-	topics, err := adm.ListTopicsWithInternal(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	t, ok := topics[name]
-	if !ok || t.Err != nil {
-		return nil, fmt.Errorf("topic %s: %w", name, cmp.Or(t.Err, errors.New("not found")))
-	}
-	d := &describedTopic{Topic: name, ID: tp.UUID(t.ID).String(), Configs: map[string]string{}}
-	starts, err := adm.ListStartOffsets(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	ends, err := adm.ListEndOffsets(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	for _, p := range t.Partitions.Sorted() {
-		row := describedPartition{Partition: p.Partition, Leader: p.Leader, LeaderEpoch: p.LeaderEpoch, Replicas: p.Replicas, ISR: p.ISR, Start: -1, End: -1}
-		if o, ok := starts.Lookup(name, p.Partition); ok && o.Err == nil {
-			row.Start = o.Offset
-		}
-		if o, ok := ends.Lookup(name, p.Partition); ok && o.Err == nil {
-			row.End = o.Offset
-		}
-		if p.Err != nil {
-			row.Error = p.Err.Error()
-		}
-		d.Partitions = append(d.Partitions, row)
-	}
-	configs, err := adm.DescribeTopicConfigs(ctx, name)
-	if err != nil {
-		return nil, err
-	}
-	for _, r := range configs {
-		for _, k := range r.Configs {
-			if k.Source.String() == "DYNAMIC_TOPIC_CONFIG" {
-				d.Configs[k.Key] = k.MaybeValue()
-			}
-		}
-	}
-	return d, nil
 }
 
 func topicAlter(c *connection) *cobra.Command {

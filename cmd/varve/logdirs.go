@@ -1,0 +1,170 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/varve-io/varve/internal/tierinfo"
+)
+
+// replicaRow is what a broker tells of its replica of a partition.
+type replicaRow struct {
+	Broker    int32
+	Topic     string
+	Partition int32
+	Size      int64
+	Info
+}
+
+// replicaRows are the answers of all brokers that could be asked, by topic, partition and broker.
+type replicaRows struct {
+	rows    []replicaRow
+	deleted []tierinfo.Deleted // of deleted topics, by each broker; only with tierinfo.Segments
+	silent  map[int32]error    // brokers that did not answer
+}
+
+// patience is how long one broker may take to answer what needs no waiting: one that hangs must not hold up the rest.
+const patience = 5 * time.Second
+
+// askReplicas asks every living broker for its replicas of topics; nil asks for all. Brokers that do not answer are told, not
+// an error.
+func askReplicas(ctx context.Context, cl *kgo.Client, topics []string, ask tierinfo.Ask) (*replicaRows, error) {
+	req := kmsg.NewPtrDescribeLogDirsRequest()
+	for _, name := range topics {
+		t := kmsg.NewDescribeLogDirsRequestTopic()
+		t.Topic = name
+		req.Topics = append(req.Topics, t)
+	}
+	if topics != nil {
+		if err := partitionsOf(ctx, cl, req); err != nil {
+			return nil, err
+		}
+	}
+	tierinfo.Request(req, ask)
+	meta := kmsg.NewPtrMetadataRequest()
+	meta.Topics = []kmsg.MetadataRequestTopic{}
+	brokers, err := meta.RequestWith(ctx, cl)
+	if err != nil {
+		return nil, err
+	}
+	out := &replicaRows{silent: map[int32]error{}}
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for _, b := range brokers.Brokers {
+		all.Go(func() {
+			rows, gone, err := askBroker(ctx, cl, b.NodeID, *req)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				out.silent[b.NodeID] = err
+				return
+			}
+			out.rows, out.deleted = append(out.rows, rows...), append(out.deleted, gone...)
+		})
+	}
+	all.Wait()
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	slices.SortFunc(out.rows, func(a, b replicaRow) int {
+		return cmp.Or(strings.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition), cmp.Compare(a.Broker, b.Broker))
+	})
+	return out, nil
+}
+
+// askBroker asks one broker, as it is: the client's own way of splitting the request loses tagged fields.
+func askBroker(ctx context.Context, cl *kgo.Client, id int32, req kmsg.DescribeLogDirsRequest) ([]replicaRow, []tierinfo.Deleted, error) {
+	ctx, cancel := context.WithTimeout(ctx, patience)
+	defer cancel()
+	answer, err := cl.Broker(int(id)).Request(ctx, &req)
+	if err != nil {
+		return nil, nil, err
+	}
+	resp := answer.(*kmsg.DescribeLogDirsResponse)
+	gone, err := tierinfo.GetDeleted(resp)
+	if err != nil {
+		return nil, nil, err
+	}
+	var rows []replicaRow
+	for _, dir := range resp.Dirs {
+		for _, t := range dir.Topics {
+			for i := range t.Partitions {
+				p := &t.Partitions[i]
+				info, ok, err := tierinfo.Get(p)
+				if err != nil {
+					return nil, nil, err
+				}
+				if !ok {
+					return nil, nil, errors.New("the broker tells nothing of its tier: it is no Varve, or an old one")
+				}
+				rows = append(rows, replicaRow{Broker: id, Topic: t.Topic, Partition: p.Partition, Size: p.Size, Info: info})
+			}
+		}
+	}
+	return rows, gone, nil
+}
+
+// of returns a broker's replica of a partition.
+func (r *replicaRows) of(topic string, partition, broker int32) (replicaRow, bool) {
+	i, ok := slices.BinarySearchFunc(r.rows, replicaRow{Topic: topic, Partition: partition, Broker: broker}, func(a, b replicaRow) int {
+		return cmp.Or(strings.Compare(a.Topic, b.Topic), cmp.Compare(a.Partition, b.Partition), cmp.Compare(a.Broker, b.Broker))
+	})
+	if !ok {
+		return replicaRow{}, false
+	}
+	return r.rows[i], true
+}
+
+// best returns the word that counts on a partition: its leader's, or else that of any replica.
+func (r *replicaRows) best(topic string, partition, leader int32) (replicaRow, bool) {
+	if row, ok := r.of(topic, partition, leader); ok {
+		return row, true
+	}
+	i := slices.IndexFunc(r.rows, func(row replicaRow) bool { return row.Topic == topic && row.Partition == partition })
+	if i < 0 {
+		return replicaRow{}, false
+	}
+	return r.rows[i], true
+}
+
+// why is the reason that nobody of the replicas answered.
+func (r *replicaRows) why(replicas []int32) error {
+	for _, id := range replicas {
+		if err, ok := r.silent[id]; ok {
+			return fmt.Errorf("broker %d does not answer: %w", id, err)
+		}
+	}
+	return fmt.Errorf("no broker of %v is alive", replicas)
+}
+
+// partitionsOf fills in the partitions of the topics that the request names.
+func partitionsOf(ctx context.Context, cl *kgo.Client, req *kmsg.DescribeLogDirsRequest) error {
+	meta := kmsg.NewPtrMetadataRequest()
+	for _, t := range req.Topics {
+		mt := kmsg.NewMetadataRequestTopic()
+		mt.Topic = kmsg.StringPtr(t.Topic)
+		meta.Topics = append(meta.Topics, mt)
+	}
+	resp, err := meta.RequestWith(ctx, cl)
+	if err != nil {
+		return err
+	}
+	for i, t := range resp.Topics {
+		if t.ErrorCode != 0 {
+			return fmt.Errorf("topic %s does not exist", *t.Topic)
+		}
+		for _, p := range t.Partitions {
+			req.Topics[i].Partitions = append(req.Topics[i].Partitions, p.Partition)
+		}
+	}
+	return nil
+}
