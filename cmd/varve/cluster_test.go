@@ -5,8 +5,6 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
-
-	"github.com/varve-io/varve/internal/tierinfo"
 )
 
 func TestClusterUsage(t *testing.T) {
@@ -87,21 +85,5 @@ func TestTopicState(t *testing.T) {
 	p.Detail[1].Phase, p.Detail[1].Thin, p.Detail[2].Error = "Bootstrapping", true, "does not answer"
 	if got, want := p.state(), "1 in sync, min.insync.replicas is 2; offline 3; adding 2; removing 3; 2 is Bootstrapping; thin 2"; got != want {
 		t.Errorf("%q, want %q", got, want)
-	}
-	for _, c := range []struct {
-		rule thinness
-		p    Info
-		want bool
-	}{
-		{thinness{-2, 100}, tierinfo.Partition{Tiered: true, LocalStart: 5, LocalBytes: 99}, true},
-		{thinness{-2, 100}, tierinfo.Partition{Tiered: true, LocalStart: 5, LocalBytes: 100}, false},
-		{thinness{-2, 100}, tierinfo.Partition{Tiered: true, LocalBytes: 99}, false}, // all there is, is there
-		{thinness{-2, 100}, tierinfo.Partition{LocalStart: 5, LocalBytes: 99}, false},
-		{thinness{-1, 100}, tierinfo.Partition{Tiered: true, LocalStart: 5, LocalBytes: 99}, false},
-		{thinness{10, 100}, tierinfo.Partition{Tiered: true, LocalStart: 5, LocalBytes: 99}, false},
-	} {
-		if got := c.rule.of(c.p); got != c.want {
-			t.Errorf("%+v of %+v: %v", c.rule, c.p, got)
-		}
 	}
 }

@@ -49,8 +49,8 @@ type describedReplica struct {
 	Leader     bool   `json:"leader"`
 	InSync     bool   `json:"inSync"`
 	LocalStart int64  `json:"localLogStartOffset"`
-	End        int64  `json:"endOffset"` // committed, as the replica knows
-	Lag        int64  `json:"lag"`       // of its end behind the leader's
+	End        int64  `json:"logEndOffset"`
+	Lag        int64  `json:"lag"` // of its end behind the leader's
 	LocalBytes int64  `json:"localBytes"`
 	Thin       bool   `json:"thin"` // holds too little locally to be a preferred leader (KIP-1303)
 	Phase      string `json:"phase,omitempty"`
@@ -234,21 +234,16 @@ func describeTopic(ctx context.Context, cl *kgo.Client, name string) (*described
 	if err != nil {
 		return nil, err
 	}
-	thin := thinness{bytes: -1}
 	for _, r := range configs {
 		for _, k := range r.Configs {
 			if k.Source.String() == "DYNAMIC_TOPIC_CONFIG" {
 				d.Configs[k.Key] = k.MaybeValue()
 			}
-			switch k.Key {
-			case "min.insync.replicas":
+			if k.Key == "min.insync.replicas" {
 				d.MinISR, _ = strconv.Atoi(k.MaybeValue())
-			case "segment.bytes":
-				thin.segment, _ = strconv.ParseInt(k.MaybeValue(), 10, 64)
 			}
 		}
 	}
-	thin.ask(ctx, adm)
 	// Partitions that cannot be asked have no offsets; the others are shown all the same.
 	starts, err := within(ctx, func(ctx context.Context) (kadm.ListedOffsets, error) { return adm.ListStartOffsets(ctx, name) })
 	if err != nil {
@@ -286,7 +281,7 @@ func describeTopic(ctx context.Context, cl *kgo.Client, name string) (*described
 			row.Error = p.Err.Error()
 		}
 		for _, id := range p.Replicas {
-			row.Detail = append(row.Detail, describeReplica(replicas, name, &row, id, thin))
+			row.Detail = append(row.Detail, describeReplica(replicas, name, &row, id))
 		}
 		d.Partitions = append(d.Partitions, row)
 	}
@@ -301,7 +296,7 @@ func some(ids []int32) []int32 {
 	return ids
 }
 
-func describeReplica(replicas *replicaRows, topic string, p *describedPartition, id int32, thin thinness) describedReplica {
+func describeReplica(replicas *replicaRows, topic string, p *describedPartition, id int32) describedReplica {
 	r := describedReplica{Broker: id, Leader: id == p.Leader, InSync: slices.Contains(p.ISR, id), LocalStart: -1, End: -1, Lag: -1, LocalBytes: -1}
 	info, ok := replicas.of(topic, p.Partition, id)
 	if !ok {
@@ -312,10 +307,9 @@ func describeReplica(replicas *replicaRows, topic string, p *describedPartition,
 		}
 		return r
 	}
-	r.LocalStart, r.End, r.LocalBytes, r.Error, r.Phase = info.LocalStart, info.End, info.LocalBytes, info.Failure, info.Phase
-	r.Thin = thin.of(info.Info)
+	r.LocalStart, r.End, r.LocalBytes, r.Error, r.Phase, r.Thin = info.LocalStart, info.LogEnd, info.LocalBytes, info.Failure, info.Phase, info.Thin
 	if leader, ok := replicas.of(topic, p.Partition, p.Leader); ok {
-		r.Lag = max(leader.End-info.End, 0)
+		r.Lag = max(leader.LogEnd-info.LogEnd, 0)
 	}
 	return r
 }
@@ -330,42 +324,4 @@ func within(ctx context.Context, list func(context.Context) (kadm.ListedOffsets,
 		err = nil
 	}
 	return out, err
-}
-
-// thinness is the rule by which a replica counts as thin (KIP-1303), as far as bytes decide it.
-type thinness struct {
-	bytes   int64 // leader.election.eligible.local.log.bytes; -1 is off, -2 is one segment
-	segment int64 // segment.bytes of the topic
-}
-
-// ask learns the cluster's limit; without an answer nothing is called thin.
-func (t *thinness) ask(ctx context.Context, adm *kadm.Client) {
-	brokers, err := adm.ListBrokers(ctx)
-	if err != nil {
-		return
-	}
-	for _, b := range brokers {
-		short, cancel := context.WithTimeout(ctx, patience)
-		configs, err := adm.DescribeBrokerConfigs(short, b.NodeID)
-		cancel()
-		if err != nil {
-			continue
-		}
-		for _, r := range configs {
-			for _, k := range r.Configs {
-				if k.Key == "leader.election.eligible.local.log.bytes" {
-					t.bytes, _ = strconv.ParseInt(k.MaybeValue(), 10, 64)
-					return
-				}
-			}
-		}
-	}
-}
-
-func (t thinness) of(p Info) bool {
-	limit := t.bytes
-	if limit == -2 {
-		limit = t.segment
-	}
-	return p.Tiered && limit >= 0 && p.LocalStart > p.LogStart && p.LocalBytes < limit
 }
