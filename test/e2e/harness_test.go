@@ -48,6 +48,7 @@ type node struct {
 	t    *testing.T
 	dir  string
 	port int
+	web  int // of /metrics and /ready, where a test wants them
 	args []string
 
 	cmd  *exec.Cmd
@@ -102,6 +103,13 @@ func (n *node) address() string { return fmt.Sprintf("127.0.0.1:%d", n.port) }
 // start runs the server and returns when it serves.
 func (n *node) start() {
 	n.t.Helper()
+	n.launch()
+	n.serves()
+}
+
+// launch runs the server.
+func (n *node) launch() {
+	n.t.Helper()
 	n.cmd = exec.Command(binary, append([]string{"server", "--dir", n.dir, "--listen", n.address()}, n.args...)...)
 	n.cmd.Stdout, n.cmd.Stderr = n, n
 	if err := n.cmd.Start(); err != nil {
@@ -110,6 +118,11 @@ func (n *node) start() {
 	n.done = make(chan error, 1)
 	cmd, done := n.cmd, n.done
 	go func() { done <- cmd.Wait() }()
+}
+
+// serves returns when clients are served.
+func (n *node) serves() {
+	n.t.Helper()
 	n.until("the server serves", func() bool {
 		select {
 		case err := <-n.done:

@@ -26,7 +26,12 @@ type tierState struct {
 
 func (n *node) tier(topic string) tierState {
 	n.t.Helper()
-	out, code := n.varve("tier", "ls", topic, "--json", "-b", n.address())
+	return n.tierAt(topic, n.address())
+}
+
+func (n *node) tierAt(topic, brokers string) tierState {
+	n.t.Helper()
+	out, code := n.varve("tier", "ls", topic, "--json", "-b", brokers)
 	var rows []tierState
 	if code != 0 || json.Unmarshal([]byte(out), &rows) != nil || len(rows) != 1 {
 		n.t.Fatalf("tier ls: exit %d: %s", code, out)
