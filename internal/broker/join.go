@@ -13,6 +13,7 @@ import (
 	"github.com/varve-io/varve/internal/control"
 	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/metadata"
+	"github.com/varve-io/varve/internal/peer"
 	"github.com/varve-io/varve/internal/quorum"
 )
 
@@ -125,7 +126,11 @@ func (b *broker) join(ctx context.Context, endpoints []metadata.Endpoint) error 
 			return fmt.Errorf("join the cluster: %w", err)
 		}
 		why := b.quorum.Waiting()
-		if why == "" {
+		var turned *peer.RefusedError
+		switch {
+		case errors.As(err, &turned):
+			why = turned.Error() // which says more than that this node is no member yet
+		case why == "":
 			why = err.Error()
 		}
 		b.notReady(why)
