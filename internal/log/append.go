@@ -191,7 +191,7 @@ func (l *Log) appendLocked(raw []byte, headers []recordbatch.Header, cfg *Config
 			return err
 		}
 	}
-	changed := false
+	changed := l.epochsStale
 	for i := range headers {
 		if l.epochs.Assign(headers[i].LeaderEpoch, headers[i].BaseOffset) {
 			changed = true

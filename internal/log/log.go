@@ -167,6 +167,7 @@ type Log struct {
 	highWatermark int64
 	remoteEnd     int64
 	epochs        *leaderepoch.Cache
+	epochsStale   bool // the file lacks changes of epochs: writing it failed
 	producers     *producerstate.State
 	snapshots     []int64 // offsets of the snapshot files, rising
 }
@@ -326,8 +327,10 @@ func (l *Log) AssignEpoch(e int32, start int64) error {
 const epochFile = "leader-epoch-checkpoint"
 
 func (l *Log) writeEpochsLocked() error {
+	l.epochsStale = true
 	if err := vfs.WriteFileAtomic(l.fs, filepath.Join(l.dir, epochFile), leaderepoch.Marshal(l.epochs.Entries())); err != nil {
 		return l.failLocked("write leader epochs", err)
 	}
+	l.epochsStale = false
 	return nil
 }

@@ -485,6 +485,10 @@ func (l *Log) carryOut(o Options, d *survey, p *plan) error {
 			return err
 		}
 	}
+	if !o.Clean {
+		// Names that the last run made may be in memory alone, the folder's included: the next flush sees to them.
+		l.newborn, l.dirDirty = true, true
+	}
 	first := l.active.Base()
 	if len(l.sealed) > 0 {
 		first = l.sealed[0].Base

@@ -87,6 +87,7 @@ func (p *Partition) takeFetched(f Fetched) (restarted, rolled bool, err error) {
 			// The leader's log starts inside a batch (DeleteRecords): an empty log may begin with that batch.
 			restarted = true
 			if err = p.log.TruncateFullyAndStartAt(gap.First, min(before.LogStart, gap.First), nil, nil); err == nil {
+				p.hw = gap.First
 				_, err = p.log.AppendAsFollower(f.Records, f.LeaderEpoch, f.Now)
 			}
 		}

@@ -230,6 +230,9 @@ func (p *Partition) EndOffsetForEpoch(epoch int32) (int32, int64) {
 			return epoch, s.log.Offsets().End
 		case ok && epoch > latest.Epoch && epoch < s.role.LeaderEpoch:
 			return latest.Epoch, s.log.Offsets().End
+		case !ok && epoch >= 0 && epoch < s.role.LeaderEpoch:
+			// Nothing is left of any epoch: the leader's own is the first, as Kafka's lineage has it from the start.
+			return epoch, s.start
 		}
 	}
 	return s.log.EndOffsetForEpoch(epoch)
@@ -343,7 +346,20 @@ func (p *Partition) SetRemote(remote tier.Segments, logStart int64) error {
 	// Readers must know where to find what the log may let go from the next line on.
 	p.publishLocked()
 	p.log.SetRemoteEnd(remote.End())
-	return p.raiseLogStart(logStart)
+	o := p.log.Offsets()
+	return p.raiseLogStart(max(logStart, reachable(remote, max(logStart, o.LogStart), o.LocalLogStart)))
+}
+
+// reachable is the first offset from start on from which all is in the tier or local. What lies before a gap is gone: a
+// process that ended between moving its log start and noting it down forgets that it did.
+func reachable(remote tier.Segments, start, local int64) int64 {
+	at := local
+	for i := len(remote) - 1; i >= 0 && at > start; i-- {
+		if s := remote[i]; s.State == tier.CopyFinished && s.Start < at && s.End >= at-1 {
+			at = s.Start
+		}
+	}
+	return max(at, start)
 }
 
 // raiseLogStart moves the log start up, as far as the high watermark.
