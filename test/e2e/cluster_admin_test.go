@@ -1,0 +1,312 @@
+package e2e
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/twmb/franz-go/pkg/kgo"
+)
+
+// TestDrainAndUnregister: a broker is emptied under load, stopped and forgotten; then it comes back with the same disk.
+func TestDrainAndUnregister(t *testing.T) {
+	c := newCluster(t, 3)
+	c.start()
+	fourth := c.join()
+	c.createTopic("orders", 4, 3, "min.insync.replicas=2")
+	l := c.load("orders", 4)
+	l.goesOn()
+	if b := c.brokers()[4]; b.Replicas == 0 {
+		t.Fatalf("nothing is on the fourth broker: %+v", b)
+	}
+	c.refused("Broker 4 is running: stop it first", "broker", "unregister", "4")
+	fourth.kill()
+	c.until("it is fenced", func() bool { return c.brokers()[4].Fenced })
+	if b := c.brokers()[4]; b.Replicas == 0 {
+		t.Fatalf("a fenced broker's replicas are not counted: %+v", b)
+	}
+	c.refused("move them off with varve broker drain 4 first", "broker", "unregister", "4")
+	fourth.start()
+	if out := c.varve("broker", "drain", "4"); !strings.Contains(out, "holds no replicas") {
+		t.Fatal(out)
+	}
+	if b := c.brokers()[4]; b.Replicas != 0 || b.Leaders != 0 || !b.Draining {
+		t.Fatalf("after draining: %+v", b)
+	}
+	l.goesOn()
+	fourth.stop()
+	c.until("it is fenced", func() bool { return c.brokers()[4].Fenced })
+	c.varve("broker", "unregister", "4")
+	if _, still := c.brokers()[4]; still {
+		t.Fatal("it is listed still")
+	}
+	c.refused("No broker with id 4", "broker", "unregister", "4")
+	l.goesOn()
+	l.stop()
+	fourth.start()
+	b, ok := c.brokers()[4]
+	if !ok || b.Fenced || b.Draining || b.Replicas != 0 {
+		t.Fatalf("it came back as %+v (%v)", b, ok)
+	}
+}
+
+// ends runs a server that is to be refused and returns what it said.
+func (c *cluster) ends(args ...string) string {
+	c.t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	all := append([]string{"server", "--bucket", c.bucket}, args...)
+	out, err := exec.CommandContext(ctx, binary, all...).CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || ctx.Err() != nil {
+		c.t.Errorf("a server that must not run: %v\n%s", err, out)
+	}
+	return string(out)
+}
+
+// TestRefusals: what cannot be is refused in words that say what to do.
+func TestRefusals(t *testing.T) {
+	c := newCluster(t, 3)
+	c.start()
+	c.createTopic("orders", 2, 3)
+	address := func() string { return fmt.Sprintf("127.0.0.1:%d", freePort(t)) }
+	contains := func(what, out string, words ...string) {
+		t.Helper()
+		for _, w := range words {
+			if !strings.Contains(out, w) {
+				t.Errorf("%s: want %q in\n%s", what, w, out)
+			}
+		}
+	}
+	leader := c.quorumLeader()
+	other := leader%3 + 1
+	out := c.ends("--id", fmt.Sprint(other), "--dir", t.TempDir(), "--listen", address(), "--join", c.nodes[0].address())
+	contains("an id that is in use", out, fmt.Sprintf("broker id %d is in use by", other), c.node(other).address())
+	// Who is turned away at the door says so for as long as it waits: a node with the id of the one that it wants to speak
+	// to, and a node of another cluster.
+	for _, stranger := range []struct {
+		id    int32
+		join  *node
+		set   string
+		words string
+	}{{leader, c.node(leader), "cluster.id=", fmt.Sprintf("node id %d is used twice", leader)}, {4, c.nodes[0], "cluster.id=another", "belongs to cluster another"}} {
+		n := newNode(t, stranger.set)
+		n.web = freePort(t)
+		n.args = append(n.args, "--id", fmt.Sprint(stranger.id), "--join", stranger.join.address(), "--http", fmt.Sprintf("127.0.0.1:%d", n.web))
+		n.launch()
+		c.until("it says that "+stranger.words, func() bool {
+			body, status := n.get("/ready")
+			return status == 503 && strings.Contains(body, stranger.words)
+		})
+		n.kill()
+	}
+	if _, known := c.brokers()[4]; known {
+		t.Error("a node of another cluster was registered")
+	}
+	out = c.ends("--id", "5", "--dir", c.nodes[0].dir, "--listen", address(), "--join", c.nodes[0].address())
+	contains("a folder that is in use", out, "in use")
+	c.nodes[2].kill()
+	out = c.ends("--id", "7", "--dir", c.nodes[2].dir, "--listen", address(), "--join", c.nodes[0].address())
+	contains("the folder of another node", out, "node")
+	c.nodes[2].start()
+
+	c.refused("only 3 broker(s) are registered", "topic", "create", "wide", "-r", "4")
+	c.refused("more than once", "topic", "reassign", "orders:0", "--to", "1,2,2")
+	c.refused("no such broker is registered", "topic", "reassign", "orders:0", "--to", "1,2,9")
+	c.refused("No partition reassignment is in progress", "topic", "reassign", "orders:0", "--cancel")
+	c.refused("cannot be drained", "broker", "drain", "3")
+	c.refused("No broker with id 9", "broker", "drain", "9")
+	c.refused("not registered", "quorum", "add", "9")
+	c.refused("is no voter", "quorum", "remove", "9")
+	c.varve("quorum", "remove", "3")
+	c.varve("quorum", "remove", "2")
+	c.refused("last voter", "quorum", "remove", "1")
+}
+
+// TestVotersThatDisagree: nodes that were given different lists do not found a cluster, and say which they have.
+func TestVotersThatDisagree(t *testing.T) {
+	c := newCluster(t, 3)
+	last := c.nodes[2]
+	list := strings.Split(c.voters, ",")
+	other := strings.Join([]string{list[1], list[2], "9" + strings.TrimPrefix(list[0], "1")}, ",") // by id, as it will be told
+	for i, a := range last.args {
+		if a == c.voters {
+			last.args[i] = other
+		}
+	}
+	for _, n := range c.nodes {
+		n.launch()
+	}
+	if err := last.wait(20 * time.Second); err == nil {
+		t.Error("it ended as if all were well")
+	}
+	if !strings.Contains(last.log(), "voters differ") || !strings.Contains(last.log(), other) {
+		t.Errorf("it does not say why it ended:\n%s", last.log())
+	}
+}
+
+// TestQuorumChanges: voters come and go, the leader dies, the majority is lost and comes back.
+func TestQuorumChanges(t *testing.T) {
+	c := newCluster(t, 3)
+	c.start()
+	c.createTopic("orders", 2, 3, "min.insync.replicas=2") // none of it is on the fourth
+	fourth := c.join()
+	if out := c.varve("quorum", "add", "4"); !strings.Contains(out, "the voters are 1,2,3,4") || !strings.Contains(out, "warning: 4 voters survive the loss of 1") {
+		t.Fatal(out)
+	}
+	leader := c.quorumLeader()
+	l := c.load("orders", 2)
+	l.goesOn()
+	c.node(leader).kill()
+	c.createTopic("after", 1, 3)
+	l.goesOn()
+	c.node(leader).start()
+	if out := c.varve("quorum", "remove", "4"); !strings.Contains(out, "the voters are 1,2,3\n") {
+		t.Fatal(out)
+	}
+	c.level("orders")
+	fourth.stop()
+	// Two of three voters die: nothing is decided, and whoever is left says so.
+	leader = c.quorumLeader()
+	others := []*node{}
+	for i, n := range c.nodes[:3] {
+		if int32(i+1) != leader {
+			others = append(others, n)
+		}
+	}
+	left := c.node(leader)
+	for _, n := range others {
+		n.kill()
+	}
+	c.until("the node that is left is not ready", func() bool {
+		_, status := left.get("/ready")
+		return status == 503
+	})
+	body, _ := left.get("/ready")
+	t.Logf("/ready: %s", body)
+	if !strings.Contains(body, "quorum") {
+		t.Errorf("that is no cause: %s", body)
+	}
+	if out, code := left.varve("quorum", "status", "-b", left.address()); code != 1 {
+		t.Errorf("quorum status: exit %d: %s", code, out)
+	}
+	for _, n := range others {
+		n.launch()
+	}
+	for _, n := range others {
+		n.serves()
+	}
+	l.goesOn()
+	c.level("orders")
+	l.stop()
+	c.identical("orders")
+}
+
+func (c *cluster) quorumLeader() int32 {
+	c.t.Helper()
+	var id int
+	c.until("the quorum has a leader", func() bool {
+		out, code := c.nodes[0].varve("quorum", "status", "-b", c.seeds())
+		word, _, _ := strings.Cut(strings.TrimPrefix(out, "leader "), ",")
+		var err error
+		id, err = strconv.Atoi(word)
+		return code == 0 && err == nil && id > 0
+	})
+	return int32(id)
+}
+
+// consecutive finds n ports in a row that are free at the moment.
+func consecutive(t *testing.T, n int) int {
+	t.Helper()
+	for range 100 {
+		base := freePort(t)
+		if base+n < 65536 && free(base, n) {
+			return base
+		}
+	}
+	t.Fatal("no free ports in a row")
+	return 0
+}
+
+func free(base, n int) bool {
+	for i := range n {
+		ln, err := net.Listen("tcp", fmt.Sprintf("127.0.0.1:%d", base+i))
+		if err != nil {
+			return false
+		}
+		ln.Close()
+	}
+	return true
+}
+
+// TestClusterInOneProcess starts, serves, stops cleanly, and starts again with what it had, and a node more.
+func TestClusterInOneProcess(t *testing.T) {
+	base := consecutive(t, 5)
+	n := &node{t: t, dir: t.TempDir(), port: base}
+	var cmd *exec.Cmd
+	start := func(nodes int) {
+		t.Helper()
+		cmd = exec.Command(binary, "cluster", "--nodes", strconv.Itoa(nodes), "--dir", n.dir, "--listen", n.address(), "--set", "offsets.topic.num.partitions=4")
+		cmd.Stdout, cmd.Stderr = n, n
+		n.cmd = cmd
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		n.done = make(chan error, 1)
+		go func() { n.done <- cmd.Wait() }()
+		n.serves()
+		for i := 1; i < nodes; i++ {
+			other := &node{t: t, port: base + i, cmd: cmd, done: n.done}
+			other.serves()
+		}
+	}
+	t.Cleanup(func() {
+		if n.cmd != nil {
+			n.signal(syscall.SIGKILL)
+			<-n.done
+		}
+		if t.Failed() {
+			t.Log(n.log())
+		}
+	})
+	c := &cluster{t: t, nodes: []*node{n, {t: t, port: base + 1}, {t: t, port: base + 2}}}
+	start(3)
+	if out := c.varve("topic", "create", "t"); !strings.Contains(out, "3 replicas") {
+		t.Fatal(out)
+	}
+	cl := c.client(kgo.RecordPartitioner(kgo.ManualPartitioner()))
+	produce(t, cl, "t", 0, 1000)
+	c.level("t")
+	for _, prefix := range []string{"[1] ", "[2] ", "[3] "} {
+		if !bytes.Contains([]byte(n.log()), []byte("\n"+prefix)) {
+			t.Errorf("no line of the log begins with %s", prefix)
+		}
+	}
+	n.stop()
+	if strings.Count(n.log(), "stopped cleanly") != 3 {
+		t.Error("not all nodes stopped cleanly")
+	}
+	start(4)
+	c.holds("t", 1000)
+	if out := c.varve("quorum", "status"); strings.Count(out, "voter") != 3 || strings.Count(out, "observer") != 1 {
+		t.Error(out)
+	}
+	n.stop()
+	out, err := exec.Command(binary, "cluster", "--nodes", "3", "--dir", n.dir, "--listen", n.address()).CombinedOutput()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(string(out), "has 4 nodes already") {
+		t.Errorf("fewer nodes than there are: %v: %s", err, out)
+	}
+	if _, err := os.Stat(n.dir + "/bucket"); err != nil {
+		t.Error(err)
+	}
+}
