@@ -88,4 +88,6 @@ var Table = []Row{
 	{"internal/s3test", Test, nil},
 	{"internal/objstore/objstoretest", Test, nil},
 	{"internal/archtest", Test, nil},
+	{"internal/checker", Test, nil},
+	{"internal/sim", Test, nil},
 }

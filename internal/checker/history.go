@@ -125,7 +125,7 @@ type Ack struct {
 // Acked is told of an acknowledgement at the moment when the leader gives it, after the leader itself was observed.
 func (c *Checker) Acked(p tp.Partition, a Ack) {
 	h := c.of(p)
-	if a.Generation != h.generation {
+	if a.Generation != h.generation || h.generation > 0 && (len(h.batches) == 0 || a.First < h.batches[0].base) {
 		return
 	}
 	i := h.find(a.First)
@@ -143,6 +143,7 @@ type Read struct {
 	Epoch   int32 // of the replica that answered
 	Offset  int64
 	Records []byte
+	Leads   bool   // it led then
 	Via     string // for the text
 }
 
@@ -155,7 +156,7 @@ func (c *Checker) Read(p tp.Partition, r Read) (next int64) {
 	}
 	next = r.Offset
 	for i, b := range batches {
-		if r.Epoch >= h.minEpoch {
+		if r.Epoch >= h.minEpoch && (r.Leads || h.generation == 0) {
 			if i == 0 && (b.base > r.Offset || b.last < r.Offset) || i > 0 && b.base != next {
 				c.Fail(Reading, p, "%s at %d, then %d: got %s", r.Via, r.Offset, next, label(b))
 			}

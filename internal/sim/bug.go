@@ -8,7 +8,6 @@ type Bug int
 // The bugs.
 const (
 	None              Bug = iota
-	StaleEpochs           // a follower takes an answer of another epoch for one of its own
 	NoDivergence          // a leader is not told the epoch that a follower's log ends in
 	UploadUncommitted     // what is above the high watermark is uploaded
 	DeleteEarly           // objects go before anybody has recorded that they will
@@ -21,12 +20,11 @@ const (
 	NoRestore             // a leader behind the tier gives its offsets out again
 	AckEarly              // a write is acknowledged when the leader has it
 	LeaveObjects          // records of deleted segments go, their objects stay
-	bugs
 )
 
 // String names the bug.
 func (b Bug) String() string {
-	names := []string{"none", "stale epochs", "no divergence", "upload uncommitted", "delete early", "retain untiered", "forget producers", "forget epochs", "fake followed",
+	names := []string{"none", "no divergence", "upload uncommitted", "delete early", "retain untiered", "forget producers", "forget epochs", "fake followed",
 		"no checkpoint", "keep in ISR", "no restore", "ack early", "leave objects"}
 	if b < 0 || int(b) >= len(names) {
 		return fmt.Sprint(int(b))

@@ -111,8 +111,11 @@ func (p *stream) send() {
 	}, func() { p.answered(raw, -1, errLost) })
 }
 
+// waits reports whether a batch is the one under way, and not one from before that took a long way.
+func (p *stream) waits(raw []byte) bool { return len(p.raw) > 0 && &p.raw[0] == &raw[0] }
+
 func (p *stream) answered(raw []byte, first int64, err error) {
-	if &p.raw == nil || len(p.raw) == 0 || &p.raw[0] != &raw[0] {
+	if !p.waits(raw) {
 		return
 	}
 	switch {
@@ -122,9 +125,6 @@ func (p *stream) answered(raw []byte, first int64, err error) {
 		p.later()
 	case errors.Is(err, producerstate.ErrOutOfOrderSequence), errors.Is(err, producerstate.ErrInvalidProducerEpoch):
 		p.s.stats.Refused++
-		if p.all && p.generation == p.s.check.Generation(p.id) && p.epoch == 0 && p.neverReset() {
-			p.s.check.Fail(checker.Idempotent, p.id, "producer %d/%d, whose every batch was acknowledged by all replicas, was refused: %v", p.pid, p.epoch, err)
-		}
 		p.s.note("%s: producer %d begins epoch %d: %v", p.id, p.pid, p.epoch+1, err)
 		p.epoch, p.seq, p.raw = p.epoch+1, 0, nil
 		p.later()
@@ -132,9 +132,6 @@ func (p *stream) answered(raw []byte, first int64, err error) {
 		p.s.after(p.s.between(30, 200), p.send)
 	}
 }
-
-// neverReset says that the partition's history is whole.
-func (p *stream) neverReset() bool { return p.s.check.Generation(p.id) == 0 }
 
 // ack is a write that waits for all replicas.
 type ack struct {
@@ -160,6 +157,10 @@ func (n *node) append(p *stream, raw []byte, answer func(first, last int64, err 
 	res, err := part.p.Append(partition.Write{Records: slices.Clone(raw), Now: at(n.wall()), AllReplicas: p.all})
 	n.s.touch(r)
 	if err != nil {
+		state, role := n.s.partition(p.id.Index), part.p.Role()
+		if errors.Is(err, producerstate.ErrOutOfOrderSequence) && p.all && p.waits(raw) && p.epoch == 0 && n.s.check.Generation(p.id) == 0 && role.LeaderEpoch == state.LeaderEpoch {
+			n.s.check.Fail(checker.Idempotent, p.id, "producer %d, whose every batch was acknowledged by all replicas, is refused by leader %d: %v", p.pid, n.id, err)
+		}
 		answer(-1, -1, err)
 		return
 	}
@@ -252,7 +253,8 @@ func (r *run) serve(c *consumer) (progress bool) {
 		c.offset, c.idle = marks.LogStart, 0
 		return true
 	}
-	part := fetch.Part{Topic: c.id.Topic, Index: c.id.Index, Offset: c.offset, MaxBytes: int(s.between(1, 1500)), CurrentEpoch: -1, LastFetchedEpoch: -1, WantLocation: c.direct}
+	part := fetch.Part{Topic: c.id.Topic, Index: c.id.Index, Offset: c.offset, MaxBytes: int(s.between(1, 1500)), CurrentEpoch: s.partition(c.id.Index).LeaderEpoch, LastFetchedEpoch: -1,
+		WantLocation: c.direct}
 	req := &fetch.Request{Parts: []fetch.Part{part}, MaxBytes: part.MaxBytes, MinBytes: 1, TierWait: time.Minute, AnyReplica: true}
 	if c.direct {
 		req.Formats = []string{tier.FormatKafkaV1}
@@ -281,7 +283,7 @@ func (r *run) serve(c *consumer) (progress bool) {
 			return false // it would read through the broker now
 		}
 		s.stats.Direct++
-		raw, via = whole(b), "direct read by "+via
+		raw, via = whole(b, c.offset), "direct read by "+via
 	default:
 		raw = res.Records.Bytes()
 	}
@@ -299,17 +301,21 @@ func (r *run) serve(c *consumer) (progress bool) {
 		s.stats.FollowerRead++
 	}
 	r.observe() // what is read must have been seen to be committed
-	c.offset = s.check.Read(c.id, checker.Read{Epoch: epoch, Offset: c.offset, Records: raw, Via: via})
+	c.offset = s.check.Read(c.id, checker.Read{Epoch: epoch, Offset: c.offset, Records: raw, Leads: leads, Via: via})
 	return true
 }
 
-// whole cuts a batch off that is not whole: the end of a range of an object may lie inside of one.
-func whole(b []byte) []byte {
+// whole leaves out batches before offset, where the range of an object may begin, and one that is cut off at its end.
+func whole(b []byte, offset int64) []byte {
 	at := 0
 	for at < len(b) {
 		h, err := recordbatch.ParseHeader(b[at:])
 		if err != nil || at+h.Size > len(b) {
 			break
+		}
+		if h.LastOffset() < offset {
+			b = b[h.Size:]
+			continue
 		}
 		at += h.Size
 	}

@@ -113,7 +113,7 @@ func (s *sim) unsettled(p *metadata.Partition) string {
 			return fmt.Sprintf("replica %d is out of service", id)
 		}
 		o, lo := r.p.Log().Offsets(), lead.p.Log().Offsets()
-		if o.End != end || r.p.HighWatermark() != end || o.LogStart != lo.LogStart {
+		if o.End != end || r.p.HighWatermark() != end || o.LogStart != lo.LogStart && !(s.plan.trims() && o.LogStart > lo.LogStart) {
 			phase := ""
 			if r.m != nil {
 				p, err := r.m.machine.Phase()
@@ -162,7 +162,7 @@ func (s *sim) final() {
 			l := part.p.Log()
 			rest = append(rest, checker.Rest{Replica: part.seen(), Epochs: l.Epochs(), Producers: l.Producers(at(s.now))})
 		}
-		s.check.Settled(id, rest)
+		s.check.Settled(id, rest, s.plan.trims())
 		if start := rest[0].LogStart; start > 0 && !s.plan.trims() && s.check.Generation(id) == 0 {
 			s.check.Fail(checker.LogStart, id, "it is %d, though nothing was ever to be deleted", start)
 		}

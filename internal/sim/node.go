@@ -29,9 +29,24 @@ type node struct {
 	run     *run
 	runs    int64
 	skew    int64
-	lost    []bool // by partition: it was in sync when this machine lost data, and nobody has taken note yet
+	lost    []bool // by partition: data was lost here, and the broker has not registered since
 	hurt    bool   // its disk failed since it was last repaired
+	quiet   bool   // the checks read: no fault is for them
 	awaited bool   // an image is on its way
+}
+
+// disk is a machine's file system as its broker sees it.
+type disk struct {
+	*vfs.Faulty
+	n *node
+}
+
+// Open is vfs.FS.Open.
+func (d disk) Open(name string) (vfs.File, error) {
+	if d.n.quiet {
+		return d.Faulty.FS.Open(name)
+	}
+	return d.Faulty.Open(name)
 }
 
 // marks are what the checkpoints hold.
@@ -184,12 +199,10 @@ func (n *node) replaceDisk(mem *vfs.Mem) {
 	n.mem, n.fs, n.hurt = mem, vfs.NewFaulty(mem), false
 }
 
-// loses notes where this machine was in sync when it lost data.
+// loses notes that this machine has lost data. Until it registers anew its leaders do not know.
 func (n *node) loses() {
 	for index := range n.lost {
-		if p := n.s.partition(int32(index)); p != nil && contains(p.ISR, n.id) {
-			n.lost[index] = true
-		}
+		n.lost[index] = n.s.partition(int32(index)) != nil
 	}
 }
 
@@ -285,7 +298,7 @@ func (r *run) open(t *metadata.Topic, state *metadata.Partition, v config.Values
 	s := r.n.s
 	id := tp.Partition{Topic: t.Name, Index: state.Index}
 	part := &replica{r: r, id: id}
-	options := log.Options{FS: r.n.fs, Dir: r.n.file(id.String()), Partition: id, TopicID: t.ID, Config: logConfig(v), Clean: r.clean,
+	options := log.Options{FS: disk{r.n.fs, r.n}, Dir: r.n.file(id.String()), Partition: id, TopicID: t.ID, Config: logConfig(v), Clean: r.clean,
 		RecoveryPoint: r.known.recovery[id], LogStart: r.known.starts[id], Now: at(r.n.wall())}
 	l, err := log.Open(options)
 	if err != nil && !r.n.hurt {
@@ -459,6 +472,9 @@ func (r *run) upkeep() {
 			return
 		}
 		r.upkeep()
+		if r.img.Index == 0 {
+			return // background work begins when the partitions are open
+		}
 		defer s.touch(r)
 		for _, part := range r.parts {
 			if part == nil {
@@ -475,6 +491,11 @@ func (r *run) upkeep() {
 				r.flush(part)
 				part.poke()
 			} else if err == nil && len(res.Deleted) > 0 {
+				s.after(1, func() {
+					if r.alive() {
+						r.checkpoint(log.LogStartFile)
+					}
+				})
 				s.note("%s: broker %d deletes %d segments, local start %d", part.id, r.n.id, len(res.Deleted), l.Offsets().LocalLogStart)
 			}
 		}
@@ -520,9 +541,7 @@ func (r *run) repair() {
 		n.s.note("%s: broker %d loses its folder", part.id, n.id)
 		_ = n.fs.RemoveAll(n.file(part.id.String()))
 		_ = n.fs.SyncDir(dataDir)
-		if p := n.s.partition(part.id.Index); p != nil && contains(p.ISR, n.id) {
-			n.lost[part.id.Index] = true
-		}
+		n.lost[part.id.Index] = true
 	}
 	n.hurt = false
 	n.s.after(n.s.between(10, 300), n.start)
@@ -552,9 +571,14 @@ func (r *run) shutdown() {
 
 func (r *run) close() {
 	n := r.n
-	clean := true
+	clean, dead := true, map[*replica]bool{}
 	for _, part := range r.parts {
-		if part == nil || part.p.Cause() != nil && !part.held {
+		if part == nil {
+			continue
+		}
+		if part.p.Cause() != nil && !part.held {
+			dead[part] = true
+			clean = false
 			continue
 		}
 		clean = part.p.Close() == nil && clean
@@ -567,7 +591,7 @@ func (r *run) close() {
 		if l := part.p.Log(); l != nil {
 			o := l.Offsets()
 			now.recovery[part.id], now.highs[part.id], now.starts[part.id] = o.RecoveryPoint, part.p.HighWatermark(), o.LogStart
-			if clean {
+			if clean && !dead[part] {
 				now.recovery[part.id] = o.End
 			}
 		}

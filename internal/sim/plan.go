@@ -98,7 +98,7 @@ func draw(r *rand.Rand, off Fault) plan {
 	p.deleteDelay = []int64{0, 500, 3000}[r.IntN(3)]
 	p.fromTier = r.IntN(2) == 0
 	p.leaderPause = []int64{20, 120, 400}[r.IntN(3)]
-	segment := 300 + r.IntN(900)
+	segment := 450 + r.IntN(900)
 	p.localBytes, p.totalBytes = fmt.Sprint(r.IntN(4)*segment), "-1"
 	if r.IntN(3) == 0 {
 		p.localBytes = "0"

@@ -128,11 +128,6 @@ func (q *quorum) saw(record metadata.Record) {
 			s.stats.Unclean++
 			s.check.Reset(id, 0, r.LeaderEpoch)
 		}
-		for _, n := range s.nodes {
-			if n.lost[id.Index] && !contains(r.ISR, n.id) {
-				n.lost[id.Index] = false
-			}
-		}
 	case metadata.RemoteSegmentRecord:
 		s.note("%s-%d: copy [%d, %d] of %s by %d starts", topic, r.Segment.Partition, r.Segment.Start, r.Segment.End, r.Segment.ID, r.Segment.Broker)
 		s.check.Remote(tp.Partition{Topic: topic, Index: r.Segment.Partition}, s.partition(r.Segment.Partition).Remote)
@@ -183,9 +178,7 @@ func (s *sim) lastCopies(id int32) {
 		if p != nil && len(p.ISR) == 1 && p.ISR[0] == id {
 			s.taint(p, fmt.Sprintf("broker %d was the last in sync and lost data", id))
 		}
-		if p == nil || len(p.ISR) == 1 && p.ISR[0] == id || !contains(p.ISR, id) {
-			n.lost[index] = false
-		}
+		n.lost[index] = false
 	}
 }
 

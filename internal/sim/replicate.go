@@ -90,12 +90,6 @@ func (m *member) done(e follower.Effect, pause int64) {
 	m.soon(pause)
 }
 
-// fetched is one answer, as it came over the network.
-type fetched struct {
-	answer follower.Answer
-	epoch  int32
-}
-
 func (m *member) fetch(step follower.Step) {
 	s, r := m.part.r.n.s, m.part.r
 	part := fetch.Part{Topic: m.part.id.Topic, TopicID: m.part.p.TopicID(), Index: m.part.id.Index, Offset: step.Offset, MaxBytes: 600, CurrentEpoch: step.LeaderEpoch,
@@ -107,13 +101,6 @@ func (m *member) fetch(step follower.Step) {
 	s.net.call(r.n.id, step.Leader, 1000, func(answer func(func())) {
 		s.node(step.Leader).serveFollower(part, from, func(a follower.Answer) {
 			answer(func() {
-				if s.o.Bug == StaleEpochs && m.part.m != m && m.part.m != nil && r.alive() {
-					now := m.part.m // the answer of another epoch is taken for one of this epoch
-					if next := now.machine.Next(r.n.steady()); next.Kind == follower.Fetch && next.Offset == step.Offset {
-						now.done(now.machine.Fetched(next, a, r.n.steady()), 1)
-						return
-					}
-				}
 				if m.stopped() {
 					return
 				}
@@ -296,7 +283,9 @@ func (r *run) observe() {
 			part.wake()
 			continue
 		}
+		r.n.quiet = true
 		r.n.s.check.Replica(part.id, part.seen())
+		r.n.quiet = false
 		if end := l.Offsets().End; end != part.end || !part.p.Leads() {
 			part.end = end
 			part.wake()
@@ -311,7 +300,7 @@ func (part *replica) seen() checker.Replica {
 	o := l.Offsets()
 	leader, epoch := part.p.Leadership()
 	return checker.Replica{Broker: part.r.n.id, Run: part.r.number, Leads: leader == part.r.n.id, Epoch: epoch, LogStart: o.LogStart, LocalStart: o.LocalLogStart,
-		End: o.End, HighWatermark: part.p.HighWatermark(), Remote: part.p.Remote(), Read: func(from, upTo int64) ([]byte, error) {
+		End: o.End, HighWatermark: part.p.HighWatermark(), Shaky: part.r.n.hurt, Remote: part.p.Remote(), Read: func(from, upTo int64) ([]byte, error) {
 			var out []byte
 			for from < upTo {
 				v, err := l.Read(from, 1<<20, upTo, true)

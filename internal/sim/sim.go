@@ -42,7 +42,7 @@ type Options struct {
 }
 
 // DefaultEvents is the length of a storm.
-const DefaultEvents = 2500
+const DefaultEvents = 6000
 
 // Result of a run.
 type Result struct {
@@ -289,3 +289,12 @@ func (r random) Read(p []byte) (int, error) {
 }
 
 func at(ms int64) time.Time { return time.UnixMilli(ms) }
+
+// add sums up.
+func (s *Stats) add(o Stats) {
+	for _, x := range []struct{ to, from *int }{{&s.Acked, &o.Acked}, {&s.Refused, &o.Refused}, {&s.Read, &o.Read}, {&s.Direct, &o.Direct}, {&s.FollowerRead, &o.FollowerRead},
+		{&s.Elections, &o.Elections}, {&s.Unclean, &o.Unclean}, {&s.Copied, &o.Copied}, {&s.Cleaned, &o.Cleaned}, {&s.Loads, &o.Loads}, {&s.Restores, &o.Restores},
+		{&s.Truncated, &o.Truncated}, {&s.Kills, &o.Kills}, {&s.Power, &o.Power}, {&s.Wipes, &o.Wipes}, {&s.Tainted, &o.Tainted}, {&s.Crippled, &o.Crippled}} {
+		*x.to += *x.from
+	}
+}

@@ -1,31 +1,165 @@
 package sim
 
 import (
+	"errors"
 	"flag"
+	"fmt"
+	"runtime"
+	"strings"
+	"sync"
 	"testing"
-	"time"
+
+	"github.com/varve-io/varve/internal/checker"
 )
 
 var (
-	seedsFlag  = flag.Int("sim.seeds", 0, "how many seeds to simulate (default 300, 60 with -short)")
+	seedsFlag  = flag.Int("sim.seeds", 300, "how many seeds to simulate")
 	fromFlag   = flag.Uint64("sim.from", 1, "the first seed")
 	seedFlag   = flag.Uint64("sim.seed", 0, "simulate this seed alone")
 	traceFlag  = flag.Bool("sim.trace", false, "print the history of -sim.seed")
-	eventsFlag = flag.Int("sim.events", 0, "how many events a storm has")
-	bugFlag    = flag.Int("sim.bug", 0, "plant a bug")
+	eventsFlag = flag.Int("sim.events", 0, "how many events a storm has; 0 is the default")
+	offFlag    = flag.Uint("sim.off", 0, "kinds of faults to leave out, as a number")
+	bugFlag    = flag.Int("sim.bug", 0, "plant this bug")
 )
 
-func TestOne(t *testing.T) {
-	if *seedFlag == 0 {
-		t.Skip("-sim.seed names one")
+// TestSeeds storms one cluster after another. What fails is shrunk and told with its history.
+func TestSeeds(t *testing.T) {
+	o := Options{Events: *eventsFlag, Off: Fault(*offFlag), Bug: Bug(*bugFlag)}
+	if *seedFlag > 0 {
+		o.Seed, o.Trace = *seedFlag, *traceFlag
+		r := Run(o)
+		t.Log(strings.Join(r.Trace, "\n"))
+		t.Logf("faults %s, %d events, %d ms, hash %x, %+v", r.Faults, r.Events, r.Millis, r.Hash, r.Stats)
+		if r.Err != nil {
+			t.Error(r.Err)
+		}
+		return
 	}
-	begun := time.Now()
-	r := Run(Options{Seed: *seedFlag, Events: *eventsFlag, Bug: Bug(*bugFlag), Trace: *traceFlag})
-	for _, line := range r.Trace {
-		t.Log(line)
+	n := *seedsFlag
+	if testing.Short() {
+		n = min(n, 60)
 	}
-	t.Logf("faults %s, %d events, %d ms, %v real, %+v, hash %x", r.Faults, r.Events, r.Millis, time.Since(begun), r.Stats, r.Hash)
-	if r.Err != nil {
-		t.Error(r.Err)
+	var mu sync.Mutex
+	var sum Stats
+	failed := 0
+	each(n, *fromFlag, func(seed uint64) bool {
+		o := o
+		o.Seed = seed
+		r := Run(o)
+		mu.Lock()
+		defer mu.Unlock()
+		sum.add(r.Stats)
+		if r.Err == nil {
+			return true
+		}
+		failed++
+		if failed > 3 {
+			t.Errorf("seed %d: %v", seed, r.Err)
+			return failed < 40
+		}
+		small, r := Shrink(o)
+		trace := r.Trace[max(0, len(r.Trace)-60):]
+		t.Errorf("seed %d: %v\nfaults %s, %d events; the end of its history:\n%s\nagain: go test ./internal/sim -run TestSeeds -sim.seed %d -sim.events %d -sim.off %d -sim.trace -v", seed, r.Err, r.Faults,
+			small.Events, strings.Join(trace, "\n"), seed, small.Events, uint32(small.Off))
+		return true
+	})
+	t.Logf("%d seeds, %d failed: %+v", n, failed, sum)
+	if n >= 200 && o == (Options{}) {
+		// A simulator that does not simulate finds nothing.
+		for name, count := range map[string]int{"acknowledgements": sum.Acked, "reads": sum.Read, "direct reads": sum.Direct, "reads from followers": sum.FollowerRead, "uploads": sum.Copied,
+			"deletions": sum.Cleaned, "starts from the tier": sum.Loads, "restores": sum.Restores, "truncations": sum.Truncated, "power cuts": sum.Power, "wipes": sum.Wipes, "unclean elections": sum.Unclean} {
+			if count < 10 {
+				t.Errorf("only %d %s", count, name)
+			}
+		}
+	}
+}
+
+// each runs do for n seeds, on all processors, until it returns false.
+func each(n int, from uint64, do func(seed uint64) bool) {
+	var wg sync.WaitGroup
+	var mu sync.Mutex
+	next, stop := uint64(0), false
+	for range runtime.GOMAXPROCS(0) {
+		wg.Add(1)
+		go func() {
+			defer wg.Done()
+			for {
+				mu.Lock()
+				seed := from + next
+				over := stop || next >= uint64(n)
+				next++
+				mu.Unlock()
+				if over {
+					return
+				}
+				if !do(seed) {
+					mu.Lock()
+					stop = true
+					mu.Unlock()
+				}
+			}
+		}()
+	}
+	wg.Wait()
+}
+
+// TestSameSeedSameHistory: what cannot be repeated cannot be mended.
+func TestSameSeedSameHistory(t *testing.T) {
+	for seed := uint64(1); seed <= 12; seed++ {
+		a, b := Run(Options{Seed: seed}), Run(Options{Seed: seed, Trace: true})
+		if a.Hash != b.Hash || a.Events != b.Events || fmt.Sprint(a.Stats) != fmt.Sprint(b.Stats) {
+			t.Errorf("seed %d: %x with %d events, then %x with %d", seed, a.Hash, a.Events, b.Hash, b.Events)
+		}
+	}
+}
+
+// TestBugsAreFound plants one bug after another between the cores. Each must be found, by one of the checks that are there for it.
+func TestBugsAreFound(t *testing.T) {
+	for _, c := range []struct {
+		bug    Bug
+		checks []string
+	}{
+		{NoDivergence, []string{checker.Agreement, checker.Durability, checker.Reading, checker.Liveness, checker.Lineage}},
+		{UploadUncommitted, []string{checker.RemoteData}},
+		{DeleteEarly, []string{checker.Reading}},
+		{RetainUntiered, []string{checker.Coverage, checker.LogStart, checker.Reading, checker.Liveness}},
+		{ForgetProducers, []string{checker.Producers, checker.Idempotent}},
+		{ForgetEpochs, []string{checker.Lineage}},
+		{FakeFollowed, []string{checker.Durability, checker.Agreement}},
+		{NoCheckpoint, []string{checker.Opening}},
+		{KeepInISR, []string{checker.Durability, checker.HighMark}},
+		{NoRestore, []string{checker.Durability, checker.Coverage, checker.RemoteData, checker.Reading}},
+		{AckEarly, []string{checker.Acknowledge}},
+		{LeaveObjects, []string{checker.Dangling}},
+	} {
+		t.Run(c.bug.String(), func(t *testing.T) {
+			found := false
+			seeds := 0
+			other := map[string]int{}
+			var mu sync.Mutex
+			each(600, 1, func(seed uint64) bool {
+				r := Run(Options{Seed: seed, Bug: c.bug})
+				mu.Lock()
+				defer mu.Unlock()
+				seeds++
+				var v *checker.Violation
+				if !errors.As(r.Err, &v) {
+					return !found
+				}
+				for _, check := range c.checks {
+					if v.Check == check {
+						found = true
+						return false
+					}
+				}
+				other[v.Check]++
+				return true
+			})
+			if !found {
+				t.Errorf("not found in %d seeds: %v", seeds, other)
+			}
+			t.Logf("%d seeds, other checks: %v", seeds, other)
+		})
 	}
 }

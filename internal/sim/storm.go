@@ -188,7 +188,7 @@ func (s *sim) configure() {
 	case 3:
 		s.set("min.insync.replicas", fmt.Sprint(1+s.rng.IntN(s.plan.factor)))
 	case 4:
-		s.set("internal.segment.bytes", fmt.Sprint(200+s.rng.IntN(1000)))
+		s.set("internal.segment.bytes", fmt.Sprint(450+s.rng.IntN(1000)))
 	}
 }
 
