@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"time"
 
@@ -280,12 +281,17 @@ var (
 	descLagCount   = prometheus.NewDesc("kafka_server_brokertopicmetrics_remotecopylagsegments", "Segments that are sealed and not in the tier yet (KIP-963).", []string{"topic"}, nil)
 	descRemote     = prometheus.NewDesc("kafka_server_brokertopicmetrics_remotelogsizebytes", "Bytes of readable remote segments (KIP-963).", []string{"topic"}, nil)
 	descCount      = prometheus.NewDesc("kafka_server_brokertopicmetrics_remotelogmetadatacount", "Remote segments in any state (KIP-963).", []string{"topic"}, nil)
+	descSpan       = prometheus.NewDesc("varve_replica_local_bytes", "Bytes of this broker's replica of a tiered partition: its local span, which decides how readily it is made leader (KIP-1303).", []string{"topic", "partition"}, nil)
+	descThin       = prometheus.NewDesc("varve_replica_thin_count", "Replicas of this broker that hold too little locally to be preferred as leader.", nil, nil)
+	descUnder      = prometheus.NewDesc("kafka_server_replicamanager_underreplicatedpartitions", "Partitions led here with fewer in sync than replicas.", nil, nil)
+	descUnderMin   = prometheus.NewDesc("kafka_server_replicamanager_underminisrpartitioncount", "Partitions led here with fewer in sync than min.insync.replicas: writes for all replicas are refused.", nil, nil)
+	descLag        = prometheus.NewDesc("kafka_server_replicafetchermanager_maxlag", "Offsets by which the furthest follower of a partition led here is behind.", nil, nil)
 	descDeleting   = prometheus.NewDesc("varve_remote_deleting_topics", "Deleted topics whose objects are not gone yet.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (g gauges) Describe(c chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descPartitions, descLeaders, descOffline, descLagBytes, descLagCount, descRemote, descCount, descDeleting} {
+	for _, d := range []*prometheus.Desc{descPartitions, descLeaders, descOffline, descLagBytes, descLagCount, descRemote, descCount, descDeleting, descSpan, descThin, descUnder, descUnderMin, descLag} {
 		c <- d
 	}
 }
@@ -294,14 +300,36 @@ func (g gauges) Describe(c chan<- *prometheus.Desc) {
 func (g gauges) Collect(c chan<- prometheus.Metric) {
 	type tierSums struct{ lagBytes, lagCount, size, count int64 }
 	parts, leaders, offline := 0, 0, 0
+	thin, under, underMin, lag := 0, 0, 0, int64(0)
+	gauge := func(d *prometheus.Desc, v int64, labels ...string) {
+		c <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
+	}
 	sums := map[string]*tierSums{"": {}}
 	for _, p := range g.b.replicas.all() {
 		parts++
 		if p.Cause() != nil {
 			offline++
 		}
-		if leader, _ := p.Leadership(); leader == g.b.self {
+		role := p.Role()
+		if role.Leader == g.b.self {
 			leaders++
+			if len(role.ISR) < len(role.Replicas) {
+				under++
+			}
+			if len(role.ISR) < min(role.MinISR, len(role.Replicas)) {
+				underMin++
+			}
+			if marks, err := p.Offsets(-1); err == nil {
+				for _, f := range p.Followers() {
+					lag = max(lag, marks.End-max(f.End, marks.LogStart))
+				}
+			}
+		}
+		if l := p.Log(); l != nil && l.Config().Tiered {
+			gauge(descSpan, l.Offsets().Size, p.ID().Topic, strconv.Itoa(int(p.ID().Index)))
+			if g.b.isThin(p) {
+				thin++
+			}
 		}
 		s := g.b.tieringOf()
 		if s == nil {
@@ -320,9 +348,10 @@ func (g gauges) Collect(c chan<- prometheus.Metric) {
 			}
 		}
 	}
-	gauge := func(d *prometheus.Desc, v int64, labels ...string) {
-		c <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
-	}
+	gauge(descThin, int64(thin))
+	gauge(descUnder, int64(under))
+	gauge(descUnderMin, int64(underMin))
+	gauge(descLag, lag)
 	gauge(descPartitions, int64(parts))
 	gauge(descLeaders, int64(leaders))
 	gauge(descOffline, int64(offline))

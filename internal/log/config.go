@@ -41,8 +41,8 @@ func DefaultConfig() Config {
 // copies says whether finished segments go to the remote tier.
 func (c *Config) copies() bool { return c.Tiered && !c.CopyDisabled }
 
-// localRetention is the limit for what is kept on disk.
-func (c *Config) localRetention() (ms, bytes int64) {
+// LocalRetention is the limit for what is kept on disk.
+func (c *Config) LocalRetention() (ms, bytes int64) {
 	ms, bytes = c.RetentionMs, c.RetentionBytes
 	if c.copies() {
 		if c.LocalRetentionMs != -2 {

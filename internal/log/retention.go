@@ -205,7 +205,7 @@ type verdict struct {
 
 func (l *Log) retentionLocked(cfg *Config, nowMs int64) verdict {
 	v := l.current.Load()
-	localMs, localBytes := cfg.localRetention()
+	localMs, localBytes := cfg.LocalRetention()
 	totalMs, totalBytes := cfg.RetentionMs, cfg.RetentionBytes
 	if !cfg.Delete && !cfg.Tiered {
 		localMs, localBytes, totalMs, totalBytes = -1, -1, -1, -1
