@@ -332,7 +332,7 @@ func (a *active) keepsUp(id int32, newest uint64) error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if !a.sessions.Alive(id, now) {
-		return fmt.Errorf("node %d is not running: a voter that is down keeps the others from a majority", id)
+		return refuse("node %d is not running: a voter that is down keeps the others from a majority", id)
 	}
 	if at := a.applied[id]; at+lagMax < newest {
 		return fmt.Errorf("node %d has read the metadata log up to %d of %d: try again when it has caught up", id, at, newest)

@@ -2,10 +2,12 @@ package control
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
 
+	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/quorum"
 )
 
@@ -40,7 +42,7 @@ func (c *Client) admin(ctx context.Context, active *active, t task) (answer, err
 		address := t.address
 		if !isVoter(status, t.id) {
 			if broker == nil {
-				return a, fmt.Errorf("node %d is not registered: start it first", t.id)
+				return a, refuse("node %d is not registered: start it first", t.id)
 			}
 			if err := active.keepsUp(t.id, a.index); err != nil {
 				return a, err
@@ -48,28 +50,40 @@ func (c *Client) admin(ctx context.Context, active *active, t task) (answer, err
 		}
 		if address == "" {
 			if broker == nil {
-				return a, fmt.Errorf("node %d is not registered: give its address", t.id)
+				return a, refuse("node %d is not registered: give its address", t.id)
 			}
 			peer, ok := broker.Peer()
 			if !ok {
-				return a, fmt.Errorf("node %d has registered no address for other nodes", t.id)
+				return a, refuse("node %d has registered no address for other nodes", t.id)
 			}
 			address = hostPort(peer.Host, peer.Port)
 		}
 		return a, q.AddVoter(ctx, t.id, address)
 	case actRemoveVoter:
 		if !isVoter(status, t.id) {
-			return a, fmt.Errorf("node %d is no voter of the quorum", t.id)
+			return a, refuse("node %d is no voter of the quorum", t.id)
 		}
 		if broker != nil {
-			return a, q.DemoteVoter(ctx, t.id)
+			return a, refusal(q.DemoteVoter(ctx, t.id))
 		}
-		return a, q.Remove(ctx, t.id)
+		return a, refusal(q.Remove(ctx, t.id))
 	case actStatus:
 		a.reply = status
 		return a, nil
 	}
 	return a, fmt.Errorf("the act %d is unknown here: was it sent by a newer version?", t.act)
+}
+
+// refuse is a refusal as those of commands are, so that it crosses the network with its kind.
+func refuse(format string, args ...any) error {
+	return &controller.Error{Kind: controller.ErrInvalidRequest, Message: fmt.Sprintf(format, args...)}
+}
+
+func refusal(err error) error {
+	if errors.Is(err, quorum.ErrLastVoter) {
+		return refuse("%s", err)
+	}
+	return err
 }
 
 func isVoter(s quorum.Status, id int32) bool {

@@ -3,6 +3,7 @@ package quorum
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -27,6 +28,9 @@ type Status struct {
 	Members       []Member  // by id
 	LastContact   time.Time // with the leader; now on the leader itself, zero if never
 }
+
+// ErrLastVoter refuses to take the vote from the only node that has one.
+var ErrLastVoter = errors.New("the last voter")
 
 // Status never waits.
 func (n *Node) Status() Status {
@@ -136,7 +140,7 @@ func (n *Node) notLast(id int32) error {
 		}
 	}
 	if m, ok := n.member(id); ok && m.Voter {
-		return fmt.Errorf("node %d is the last voter", id)
+		return fmt.Errorf("node %d is %w", id, ErrLastVoter)
 	}
 	return nil
 }
