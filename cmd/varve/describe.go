@@ -259,7 +259,7 @@ func describeTopic(ctx context.Context, cl *kgo.Client, name string) (*described
 	if err != nil {
 		return nil, err
 	}
-	replicas, err := askReplicas(ctx, cl, []string{name}, tierinfo.Summary)
+	replicas, err := askReplicas(ctx, cl, all, tierinfo.Summary)
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -35,19 +36,14 @@ type replicaRows struct {
 // patience is how long one broker may take to answer what needs no waiting: one that hangs must not hold up the rest.
 const patience = 5 * time.Second
 
-// askReplicas asks every living broker for its replicas of topics; nil asks for all. Brokers that do not answer are told, not
-// an error.
-func askReplicas(ctx context.Context, cl *kgo.Client, topics []string, ask tierinfo.Ask) (*replicaRows, error) {
+// askReplicas asks every living broker for its replicas of the partitions; nil asks for all. Brokers that do not answer are
+// told, not an error.
+func askReplicas(ctx context.Context, cl *kgo.Client, partitions kadm.TopicsSet, ask tierinfo.Ask) (*replicaRows, error) {
 	req := kmsg.NewPtrDescribeLogDirsRequest()
-	for _, name := range topics {
+	for _, list := range partitions.Sorted() {
 		t := kmsg.NewDescribeLogDirsRequestTopic()
-		t.Topic = name
+		t.Topic, t.Partitions = list.Topic, list.Partitions
 		req.Topics = append(req.Topics, t)
-	}
-	if topics != nil {
-		if err := partitionsOf(ctx, cl, req); err != nil {
-			return nil, err
-		}
 	}
 	tierinfo.Request(req, ask)
 	meta := kmsg.NewPtrMetadataRequest()
@@ -144,27 +140,4 @@ func (r *replicaRows) why(replicas []int32) error {
 		}
 	}
 	return fmt.Errorf("no broker of %v is alive", replicas)
-}
-
-// partitionsOf fills in the partitions of the topics that the request names.
-func partitionsOf(ctx context.Context, cl *kgo.Client, req *kmsg.DescribeLogDirsRequest) error {
-	meta := kmsg.NewPtrMetadataRequest()
-	for _, t := range req.Topics {
-		mt := kmsg.NewMetadataRequestTopic()
-		mt.Topic = kmsg.StringPtr(t.Topic)
-		meta.Topics = append(meta.Topics, mt)
-	}
-	resp, err := meta.RequestWith(ctx, cl)
-	if err != nil {
-		return err
-	}
-	for i, t := range resp.Topics {
-		if t.ErrorCode != 0 {
-			return fmt.Errorf("topic %s does not exist", *t.Topic)
-		}
-		for _, p := range t.Partitions {
-			req.Topics[i].Partitions = append(req.Topics[i].Partitions, p.Partition)
-		}
-	}
-	return nil
 }

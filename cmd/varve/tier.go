@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -45,10 +46,6 @@ type tierRow struct {
 // askTier asks for the tier of topics, nil for all: a row per partition as its leader knows it, or where there is none as
 // another replica does. Partitions of which nobody tells anything are the error, beside the rows of the others.
 func askTier(ctx context.Context, cl *kgo.Client, topics []string, ask tierinfo.Ask) ([]tierRow, []tierinfo.Deleted, error) {
-	replicas, err := askReplicas(ctx, cl, topics, ask)
-	if err != nil {
-		return nil, nil, err
-	}
 	meta := kmsg.NewPtrMetadataRequest()
 	for _, name := range topics {
 		t := kmsg.NewMetadataRequestTopic()
@@ -56,6 +53,21 @@ func askTier(ctx context.Context, cl *kgo.Client, topics []string, ask tierinfo.
 		meta.Topics = append(meta.Topics, t)
 	}
 	resp, err := meta.RequestWith(ctx, cl)
+	if err != nil {
+		return nil, nil, err
+	}
+	var wanted kadm.TopicsSet
+	for _, t := range resp.Topics {
+		if t.ErrorCode != 0 {
+			return nil, nil, fmt.Errorf("topic %s does not exist", *t.Topic)
+		}
+		for _, p := range t.Partitions {
+			if topics != nil {
+				wanted.Add(*t.Topic, p.Partition)
+			}
+		}
+	}
+	replicas, err := askReplicas(ctx, cl, wanted, ask)
 	if err != nil {
 		return nil, nil, err
 	}
