@@ -60,8 +60,9 @@ func split(raw []byte) (out []batch, headers []recordbatch.Header, err error) {
 	return out, headers, nil
 }
 
-// commit takes the next batch into the history.
-func (h *history) commit(b batch, hd *recordbatch.Header, epoch int32) *Violation {
+// commit takes the next batch into the history. What a producer wrote below logStart may be forgotten with it: a replica that
+// began at the log start never knew it (KIP-360).
+func (h *history) commit(b batch, hd *recordbatch.Header, epoch int32, logStart int64) *Violation {
 	if h.end >= 0 && b.base != h.end {
 		return &Violation{Check: Durability, Text: fmt.Sprintf("batch [%d, %d] is committed in epoch %d where the history ends at %d", b.base, b.last, epoch, h.end)}
 	}
@@ -74,7 +75,7 @@ func (h *history) commit(b batch, hd *recordbatch.Header, epoch int32) *Violatio
 	was, known := h.producers[hd.ProducerID]
 	h.producers[hd.ProducerID] = producer{hd.ProducerEpoch, hd.LastSequence(), b.last}
 	switch {
-	case !known:
+	case !known || was.lastOffset < logStart:
 	case hd.ProducerEpoch < was.epoch,
 		hd.ProducerEpoch == was.epoch && hd.BaseSequence != recordbatch.AddSequence(was.last, 1),
 		hd.ProducerEpoch > was.epoch && hd.BaseSequence != 0:

@@ -150,7 +150,7 @@ func (c *Checker) compare(p tp.Partition, h *history, s *replica, r *Replica, up
 			return
 		case known || h.end >= 0 && b.base < h.end:
 		case r.Leads && b.last < r.HighWatermark:
-			if v := h.commit(b, &headers[i], r.Epoch); v != nil {
+			if v := h.commit(b, &headers[i], r.Epoch, r.LogStart); v != nil {
 				c.Fail(v.Check, p, "%s: %s", who(), v.Text)
 				return
 			}

@@ -43,6 +43,21 @@ func TestSetRemoteSkipsWhatIsNowhere(t *testing.T) {
 	}
 }
 
+// The tier never grows at its front, so that what a replica has below it would be lost with local retention, and its log
+// start would lead nowhere. A leader that made the tier had deleted it.
+func TestTheLogStartsNoLowerThanTheTier(t *testing.T) {
+	p := led(t)
+	for range 5 {
+		add(t, p, 2)
+	}
+	if err := p.SetRemote(tier.Segments{{ID: tp.UUID{1}, Start: 4, End: 5, State: tier.CopyFinished}}, 0); err != nil {
+		t.Fatal(err)
+	}
+	if o := p.Log().Offsets(); o.LogStart != 4 {
+		t.Fatalf("%+v", o)
+	}
+}
+
 // A leader whose log is empty and has no lineage answers for the epochs before its own: nothing diverges. Else a follower
 // that has one would ask for ever.
 func TestEndOfAnEpochBeforeAnEmptyLog(t *testing.T) {

@@ -350,9 +350,11 @@ func (p *Partition) SetRemote(remote tier.Segments, logStart int64) error {
 	return p.raiseLogStart(max(logStart, reachable(remote, max(logStart, o.LogStart), o.LocalLogStart)))
 }
 
-// reachable is the first offset from start on from which all is in the tier or local. What lies before a gap is gone: a
-// process that ended between moving its log start and noting it down forgets that it did.
+// reachable is the first offset from start on from which all is in the tier, or local and to be tiered. What lies before a gap
+// is gone: a process that ended between moving its log start and noting it down forgets that it did. So is what lies
+// before the tier: it can never get there, and the leader that made the tier had deleted it.
 func reachable(remote tier.Segments, start, local int64) int64 {
+	start = max(start, remote.Start())
 	at := local
 	for i := len(remote) - 1; i >= 0 && at > start; i-- {
 		if s := remote[i]; s.State == tier.CopyFinished && s.Start < at && s.End >= at-1 {
