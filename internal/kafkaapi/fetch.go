@@ -51,6 +51,7 @@ func (a *API) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) wire.R
 		asked.MaxBytes = int(max(req.MaxBytes, 0)) // the follower's own setting, which may be larger than what clients get
 	}
 	results := a.Fetch.Fetch(ctx, asked)
+	a.pointToLeaders(wanted, results)
 	out.session, out.parts, out.results, out.committed = session.ID(), wanted, results, req.IsolationLevel == 1
 	out.keep = session.Filter(wanted, results, epoch == fetch.FinalEpoch || epoch == fetch.InitialEpoch)
 	for i := range results {
@@ -70,6 +71,20 @@ func (a *API) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) wire.R
 		out.brokers = a.endpoints(c, results)
 	}
 	return out.encode()
+}
+
+// pointToLeaders names the leader where a partition is not here at all (KIP-951).
+func (a *API) pointToLeaders(parts []fetch.Part, results []fetch.Result) {
+	img := a.Image()
+	for i := range results {
+		r := &results[i]
+		if r.Leader >= 0 || !errors.Is(r.Err, partition.ErrNotLeader) {
+			continue
+		}
+		if _, p, ok := img.Partition(tp.Partition{Topic: parts[i].Topic, Index: parts[i].Index}); ok && p.Leader != a.NodeID {
+			r.Leader, r.LeaderEpoch = p.Leader, p.LeaderEpoch
+		}
+	}
 }
 
 // followerOf is the broker that a request says it replicates for, nil for a consumer.

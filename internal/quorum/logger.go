@@ -18,6 +18,17 @@ func newLogger(l *slog.Logger, quiet func() bool) hclog.Logger {
 	return hclog.New(&hclog.LoggerOptions{Name: "raft", Level: level, Output: slogWriter{l, quiet}, DisableTime: true})
 }
 
+// aboutOthers says that a line is about nodes that do not answer or that hung up, which is their trouble before it is this one's.
+func aboutOthers(line []byte) bool {
+	for _, what := range []string{"failed to appendEntries to", "failed to heartbeat to", "failed to make requestVote RPC", "failed to make requestPreVote RPC",
+		"failed to pipeline appendEntries", "failed to decode incoming command"} {
+		if bytes.Contains(line, []byte(what)) {
+			return true
+		}
+	}
+	return false
+}
+
 type slogWriter struct {
 	l     *slog.Logger
 	quiet func() bool
@@ -27,7 +38,9 @@ type slogWriter struct {
 func (w slogWriter) Write(line []byte) (int, error) {
 	level, text := slog.LevelDebug, line
 	if t, ok := bytes.CutPrefix(line, []byte("[ERROR]")); ok {
-		level, text = slog.LevelError, t
+		if level, text = slog.LevelError, t; aboutOthers(t) {
+			level = slog.LevelWarn
+		}
 	} else if t, ok := bytes.CutPrefix(line, []byte("[WARN]")); ok {
 		text = t
 		if !w.quiet() {

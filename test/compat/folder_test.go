@@ -20,7 +20,7 @@ func TestWeServeKafkasFolder(t *testing.T) {
 func weServeKafkasFolder(t *testing.T, clean bool) {
 	n := startNode(t)
 	k := kafkaTools(t, n.addr)
-	home, port := t.TempDir(), freePort(t)
+	home, port := t.TempDir(), freePorts(t, 1)
 	peer := &broker{addr: fmt.Sprintf("127.0.0.1:%d", port)}
 	stop := []string{k.path, "stop", "--dir", home}
 	t.Cleanup(func() {

@@ -76,10 +76,52 @@ type broker struct {
 func start(t *testing.T, settings ...string) *broker {
 	t.Helper()
 	asked(t)
-	b := &broker{dir: filepath.Join(t.TempDir(), "data"), addr: "127.0.0.1:" + strconv.Itoa(freePort(t))}
-	args := []string{"-c", `"$@" </dev/null & p=$!; cat >/dev/null; kill -TERM $p 2>/dev/null; wait $p`, "compat", binary, "server", "--dir", b.dir, "--listen", b.addr}
-	for _, s := range append([]string{"group.initial.rebalance.delay.ms=0", "remote.log.manager.task.interval.ms=500", "log.retention.check.interval.ms=500",
-		"log.initial.task.delay.ms=500", "offsets.topic.num.partitions=4", "num.partitions=3"}, settings...) {
+	b := &broker{dir: filepath.Join(t.TempDir(), "data"), addr: "127.0.0.1:" + strconv.Itoa(freePorts(t, 1))}
+	b.run(t, []string{"server", "--dir", b.dir, "--listen", b.addr}, settings)
+	return b
+}
+
+// startCluster runs several brokers, in one process. addr lists them all.
+func startCluster(t *testing.T, nodes int, settings ...string) *broker {
+	t.Helper()
+	asked(t)
+	port := freePorts(t, nodes)
+	b := &broker{dir: filepath.Join(t.TempDir(), "data")}
+	var addrs []string
+	for i := range nodes {
+		addrs = append(addrs, "127.0.0.1:"+strconv.Itoa(port+i))
+	}
+	b.addr = strings.Join(addrs, ",")
+	b.run(t, []string{"cluster", "--nodes", strconv.Itoa(nodes), "--dir", b.dir, "--listen", addrs[0]}, settings)
+	await(t, "all brokers are known", func() bool {
+		brokers, err := b.admin(t).ListBrokers(within(t))
+		return err == nil && len(brokers) == nodes
+	})
+	await(t, "groups have coordinators", func() bool {
+		var o kadm.Offsets
+		o.AddOffset("none", 0, 0, -1)
+		_, err := b.admin(t).CommitOffsets(within(t), "warm-up", o)
+		return err == nil
+	})
+	return b
+}
+
+// run starts a command of the binary and waits until every address is served.
+func (b *broker) run(t *testing.T, command, settings []string) {
+	t.Helper()
+	args := append([]string{"-c", `"$@" </dev/null & p=$!; cat >/dev/null; kill -TERM $p 2>/dev/null; wait $p`, "compat", binary}, command...)
+	given := map[string]bool{}
+	for _, s := range settings {
+		key, _, _ := strings.Cut(s, "=")
+		given[key] = true
+	}
+	for _, s := range []string{"group.initial.rebalance.delay.ms=0", "remote.log.manager.task.interval.ms=500", "log.retention.check.interval.ms=500",
+		"log.initial.task.delay.ms=500", "offsets.topic.num.partitions=4", "num.partitions=3"} {
+		if key, _, _ := strings.Cut(s, "="); !given[key] {
+			settings = append(settings, s)
+		}
+	}
+	for _, s := range settings {
 		args = append(args, "--set", s)
 	}
 	cmd := exec.Command("bash", args...)
@@ -105,14 +147,15 @@ func start(t *testing.T, settings ...string) *broker {
 			t.Logf("the broker's output ends with:\n%s", text[max(0, len(text)-3000):])
 		}
 	})
-	await(t, "the broker serves", func() bool {
-		conn, err := net.Dial("tcp", b.addr)
-		if err == nil {
-			conn.Close()
-		}
-		return err == nil
-	})
-	return b
+	for _, addr := range strings.Split(b.addr, ",") {
+		await(t, addr+" serves", func() bool {
+			conn, err := net.Dial("tcp", addr)
+			if err == nil {
+				conn.Close()
+			}
+			return err == nil
+		})
+	}
 }
 
 // stop ends the broker as SIGTERM does, and waits for it.
@@ -133,18 +176,23 @@ func (b *broker) stop(t *testing.T) {
 	}
 }
 
-// freePort finds a port below the ephemeral range, so that no outgoing connection takes it before the broker does.
-func freePort(t *testing.T) int {
+// freePorts finds n consecutive ports below the ephemeral range, so that no outgoing connection takes them before the
+// brokers do, and returns the first.
+func freePorts(t *testing.T, n int) int {
 	t.Helper()
-	for i := range 900 {
-		port := 31050 + (os.Getpid()*7+i)%900
-		l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port))
-		if err == nil {
+next:
+	for i := range 900 / n {
+		port := 31050 + (os.Getpid()*7+i*n)%900
+		for j := range n {
+			l, err := net.Listen("tcp", "127.0.0.1:"+strconv.Itoa(port+j))
+			if err != nil {
+				continue next
+			}
 			l.Close()
-			return port
 		}
+		return port
 	}
-	t.Fatal("no free port")
+	t.Fatal("no free ports")
 	return 0
 }
 
@@ -204,7 +252,7 @@ func tail(s string) string { return s[max(0, len(s)-3000):] }
 // client connects kgo, the judge of what the foreign software did.
 func (b *broker) client(t *testing.T, opts ...kgo.Opt) *kgo.Client {
 	t.Helper()
-	cl, err := kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(b.addr)}, opts...)...)
+	cl, err := kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(strings.Split(b.addr, ",")...)}, opts...)...)
 	if err != nil {
 		t.Fatal(err)
 	}

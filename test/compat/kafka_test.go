@@ -35,6 +35,12 @@ func (k tools) run(t *testing.T, tool string, args ...string) string {
 	return k.feed(t, "", tool, args...)
 }
 
+// class calls a tool that has no name of its own in the peer's script.
+func (k tools) class(t *testing.T, class string, args ...string) string {
+	t.Helper()
+	return command{limit: 90 * time.Second}.run(t, append([]string{k.path, "tool", class, "--bootstrap-server", k.bootstrap}, args...)...)
+}
+
 func (k tools) feed(t *testing.T, stdin, tool string, args ...string) string {
 	t.Helper()
 	return command{stdin: stdin, limit: 90 * time.Second}.run(t, append([]string{k.path, tool, "--bootstrap-server", k.bootstrap}, args...)...)
@@ -206,7 +212,7 @@ func kafkaServesOurFolder(t *testing.T, clean bool) {
 	n := fill(t, b, "moved")
 	want := b.consumed(t, "moved", n)
 	b.stop(t)
-	home, port := t.TempDir(), freePort(t)
+	home, port := t.TempDir(), freePorts(t, 1)
 	peer := &broker{addr: fmt.Sprintf("127.0.0.1:%d", port)}
 	t.Cleanup(func() {
 		if _, errs, err := (command{}).try(t, k.path, "stop", "--dir", home); err != nil {

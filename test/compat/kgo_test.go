@@ -10,20 +10,28 @@ import (
 
 // franz-go's own integration tests, out of the module cache. Those of features that the broker does not advertise skip
 // themselves; the transactional one does not, and waits for ever.
-func TestFranzGoSuite(t *testing.T) { franzGo(t) }
+func TestFranzGoSuite(t *testing.T) { franzGo(t, start(t), "KGO_TEST_RF=1") }
 
 // The same while the client's connections break every second.
-func TestFranzGoSuiteInChaos(t *testing.T) { franzGo(t, "KGO_TEST_CHAOS=1") }
+func TestFranzGoSuiteInChaos(t *testing.T) { franzGo(t, start(t), "KGO_TEST_RF=1", "KGO_TEST_CHAOS=1") }
 
-func franzGo(t *testing.T, env ...string) {
+// The same against three brokers with three replicas of everything.
+func TestFranzGoSuiteReplicated(t *testing.T) {
+	franzGo(t, startCluster(t, 3, "min.insync.replicas=2"), "KGO_TEST_RF=3")
+}
+
+func TestFranzGoSuiteReplicatedInChaos(t *testing.T) {
+	franzGo(t, startCluster(t, 3, "min.insync.replicas=2"), "KGO_TEST_RF=3", "KGO_TEST_CHAOS=1")
+}
+
+func franzGo(t *testing.T, b *broker, env ...string) {
 	t.Helper()
-	b := start(t)
 	dir := strings.TrimSpace(command{}.run(t, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/twmb/franz-go"))
 	args := []string{"go", "test", "-count=1", "-v", "-timeout", "240s"}
 	if !advertises(t, b, kmsg.EndTxn.Int16()) {
 		args = append(args, "-skip", "^TestTxnEtl$")
 	}
-	c := command{dir: dir + "/pkg/kgo", limit: 5 * time.Minute, env: append(env, "KGO_SEEDS="+b.addr, "KGO_TEST_RF=1", "KGO_TEST_RECORDS=50000", "KGO_LOG_LEVEL=none")}
+	c := command{dir: dir + "/pkg/kgo", limit: 5 * time.Minute, env: append(env, "KGO_SEEDS="+b.addr, "KGO_TEST_RECORDS=50000", "KGO_LOG_LEVEL=none")}
 	out, errs, err := c.try(t, append(args, ".")...)
 	if err != nil {
 		t.Logf("go test: %v\n%s", err, tail(errs))

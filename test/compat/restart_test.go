@@ -25,7 +25,7 @@ func startNode(t *testing.T) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	port := strconv.Itoa(freePort(t))
+	port := strconv.Itoa(freePorts(t, 1))
 	n := &node{ctl: ctl, dir: filepath.Join(t.TempDir(), "node")}
 	n.env = []string{"VARVE=" + binary, "CTL_DIR=" + n.dir}
 	n.addr = "127.0.0.1:" + port
