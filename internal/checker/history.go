@@ -120,13 +120,14 @@ type Ack struct {
 	Epoch       int16
 	Sequence    int32
 	First, Last int64
-	Generation  int // of the partition when the write began
+	Leader      int32 // epoch that it was given in
+	Generation  int   // of the partition when the write began
 }
 
 // Acked is told of an acknowledgement at the moment when the leader gives it, after the leader itself was observed.
 func (c *Checker) Acked(p tp.Partition, a Ack) {
 	h := c.of(p)
-	if a.Generation != h.generation || h.generation > 0 && (len(h.batches) == 0 || a.First < h.batches[0].base) {
+	if a.Generation != h.generation || a.Leader < h.minEpoch || h.generation > 0 && (len(h.batches) == 0 || a.First < h.batches[0].base) {
 		return
 	}
 	i := h.find(a.First)

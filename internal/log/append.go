@@ -191,7 +191,10 @@ func (l *Log) appendLocked(raw []byte, headers []recordbatch.Header, cfg *Config
 			return err
 		}
 	}
-	changed := l.epochsStale
+	changed, before := l.epochsStale, l.epochs
+	if last, ok := before.Latest(); !ok || last.Epoch != headers[len(headers)-1].LeaderEpoch {
+		l.epochs = before.Clone() // one that fails leaves none of its epochs behind: they would contradict its next try
+	}
 	for i := range headers {
 		if l.epochs.Assign(headers[i].LeaderEpoch, headers[i].BaseOffset) {
 			changed = true
@@ -200,10 +203,12 @@ func (l *Log) appendLocked(raw []byte, headers []recordbatch.Header, cfg *Config
 	if changed {
 		// Before the data: an entry past the end is dropped when the log is opened, a missing one is not made up for.
 		if err := l.writeEpochsLocked(); err != nil {
+			l.epochs = before
 			return err
 		}
 	}
 	if err := l.active.Append(raw, headers); err != nil {
+		l.epochs, l.epochsStale = before, changed
 		return l.failLocked("append", err)
 	}
 	pos := 0

@@ -50,14 +50,9 @@ func (l *Log) TruncateTo(offset int64) error {
 	if err != nil {
 		return fmt.Errorf("%s: truncate to %d: %w", l.partition, offset, err)
 	}
-	// The lineage first: entries that lack their data are dropped when the log is opened.
-	if l.epochs.TruncateFromEnd(end) {
-		if err := l.writeEpochsLocked(); err != nil {
-			return err
-		}
-	}
 	l.removeSnapshotsLocked(func(o int64) bool { return o > end })
 	if err := l.truncateFilesLocked(v, i, pos); err != nil {
+		l.dead = err // what is left of the files is not what this log knows
 		return err
 	}
 	if l.active, err = segment.Resume(l.files, l.fs, l.dir, r.Base, end, pos, x, l.flushedMs); err != nil {
@@ -74,6 +69,13 @@ func (l *Log) TruncateTo(offset int64) error {
 		return l.failLocked("truncate", err)
 	}
 	l.publishLocked()
+	// The lineage last: entries that lack their data are dropped when the log is opened. Data that lacks its entry would
+	// count as that of an earlier epoch, or of none, and not be compared with the leader's.
+	if l.epochs.TruncateFromEnd(end) {
+		if err := l.writeEpochsLocked(); l.dead != nil { // else the next append writes it
+			return err
+		}
+	}
 	return nil
 }
 

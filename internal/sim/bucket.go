@@ -94,7 +94,8 @@ func (b *bucket) log(seg *tier.Segment) []byte {
 // that but the janitor.
 func (b *bucket) excuse(seg *tier.Segment) {
 	p := b.s.partition(seg.Partition)
-	if p != nil && (p.Remote.Get(seg.ID) != nil || p.Leader == seg.Broker && p.LeaderEpoch == seg.LeaderEpoch) {
+	known := p != nil && p.Remote.Get(seg.ID) != nil && p.Remote.Get(seg.ID).State == tier.CopyStarted
+	if p != nil && (known || p.Leader == seg.Broker && p.LeaderEpoch == seg.LeaderEpoch) {
 		return
 	}
 	for _, o := range parts {

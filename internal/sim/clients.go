@@ -170,7 +170,7 @@ func (n *node) append(p *stream, raw []byte, answer func(first, last int64, err 
 	}
 	h, _ := recordbatch.ParseHeader(raw)
 	a := &ack{first: res.FirstOffset, last: res.LastOffset, epoch: res.Epoch, duplicate: res.Duplicate, deadline: n.s.now + 1000, answer: answer,
-		seen: checker.Ack{ProducerID: h.ProducerID, Epoch: h.ProducerEpoch, Sequence: h.BaseSequence, First: res.FirstOffset, Last: res.LastOffset, Generation: p.generation}}
+		seen: checker.Ack{ProducerID: h.ProducerID, Epoch: h.ProducerEpoch, Sequence: h.BaseSequence, First: res.FirstOffset, Last: res.LastOffset, Leader: res.Epoch, Generation: p.generation}}
 	part.acks = append(part.acks, a)
 	n.s.after(1001, func() { n.s.touch(r) })
 }
