@@ -89,7 +89,7 @@ func TestRefusals(t *testing.T) {
 	}
 	leader := c.quorumLeader()
 	other := leader%3 + 1
-	out := c.ends("--id", fmt.Sprint(other), "--dir", t.TempDir(), "--listen", address(), "--join", c.nodes[0].address())
+	out := c.ends("--id", fmt.Sprint(other), "--dir", t.TempDir(), "--listen", address(), "--join", c.node(leader).address())
 	contains("an id that is in use", out, fmt.Sprintf("broker id %d is in use by", other), c.node(other).address())
 	// Who is turned away at the door says so for as long as it waits: a node with the id of the one that it wants to speak
 	// to, and a node of another cluster.
