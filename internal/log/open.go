@@ -494,7 +494,8 @@ func (l *Log) carryOut(o Options, d *survey, p *plan) error {
 		first = l.sealed[0].Base
 	}
 	local := max(l.logStart, first)
-	l.recoveryPoint, l.syncedBelow = max(local, min(o.RecoveryPoint, p.next)), p.scannedFrom
+	// Not the log start: what lies below it in its segment need not be durable.
+	l.recoveryPoint, l.syncedBelow = max(first, min(o.RecoveryPoint, p.next)), p.scannedFrom
 	if p.report.Clean {
 		l.recoveryPoint = p.next
 	}

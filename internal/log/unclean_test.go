@@ -43,6 +43,20 @@ func TestPowerCutAfterAKill(t *testing.T) {
 	}
 }
 
+// A log start inside of a segment says nothing of what is durable there.
+func TestRecoveryPointBelowTheLogStart(t *testing.T) {
+	r := newRig(t, nil)
+	for range 4 {
+		r.add(1)
+	}
+	r.must(r.AdvanceLogStart(3))
+	r.CloseDirty()
+	r.open(false, 0, 3)
+	if o := r.Offsets(); o.LogStart != 3 || o.RecoveryPoint != 0 {
+		t.Fatalf("%+v", o)
+	}
+}
+
 // Where the lineage could not be written the append fails, and the next one writes it: records whose epoch no file tells
 // would be found out only after a restart.
 func TestEpochsAreWrittenAfterAFailure(t *testing.T) {

@@ -115,8 +115,8 @@ func (p *Partition) Truncate(leaderEpoch int32, offset int64) error {
 	}
 	err := p.log.TruncateTo(offset)
 	p.fail(err)
+	p.hw = min(p.hw, p.log.Offsets().End) // also where only a part of it was done
 	if err == nil {
-		p.hw = min(p.hw, p.log.Offsets().End)
 		p.log.SetRemoteEnd(p.remote.End())
 	}
 	return err

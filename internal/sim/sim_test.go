@@ -104,6 +104,31 @@ func each(n int, from uint64, do func(seed uint64) bool) {
 	wg.Wait()
 }
 
+// TestRegressions storms again what once found a bug of the cores.
+func TestRegressions(t *testing.T) {
+	for _, c := range []struct {
+		name string
+		seed uint64
+	}{
+		{"an upload that begins inside a batch", 2},
+		{"producers that go with local segments", 2},
+		{"a lineage that a full disk refused", 11},
+		{"an append of several epochs that is tried again", 2480},
+		{"a truncation on a full disk", 753},
+		{"a truncation on a failing disk", 2640},
+		{"names that a killed process left unsynced", 214},
+		{"followers of an empty leader", 224},
+		{"a tier that begins above the log start", 2902},
+		{"a log start that a killed process did not note down", 38},
+		{"a recovery point at the log start", 5493},
+		{"a clean end beside a dead log", 710},
+	} {
+		if r := Run(Options{Seed: c.seed}); r.Err != nil {
+			t.Errorf("%s, seed %d: %v", c.name, c.seed, r.Err)
+		}
+	}
+}
+
 // TestSameSeedSameHistory: what cannot be repeated cannot be mended.
 func TestSameSeedSameHistory(t *testing.T) {
 	for seed := uint64(1); seed <= 12; seed++ {
