@@ -92,14 +92,15 @@ STATE is alive; fenced, if the controller has not heard of it; draining or drain
 func listBrokers(ctx context.Context, cl *kgo.Client) ([]brokerRow, error) {
 	req := kmsg.NewPtrDescribeClusterRequest()
 	req.EndpointType, req.IncludeFencedBrokers = 1, true
-	cluster, err := req.RequestWith(ctx, cl)
+	answer, err := askAny(ctx, cl, req)
 	if err != nil {
 		return nil, err
 	}
+	cluster := answer.(*kmsg.DescribeClusterResponse)
 	if err := refusal(cluster.ErrorCode, cluster.ErrorMessage); err != nil {
 		return nil, err
 	}
-	meta, err := kmsg.NewPtrMetadataRequest().RequestWith(ctx, cl)
+	meta, err := askMetadata(ctx, cl, nil)
 	if err != nil {
 		return nil, err
 	}
@@ -229,9 +230,7 @@ func setDraining(ctx context.Context, cl *kgo.Client, id int32, draining bool) e
 	}
 	r.Configs = append(r.Configs, k)
 	req.Resources = append(req.Resources, r)
-	meta := kmsg.NewPtrMetadataRequest()
-	meta.Topics = []kmsg.MetadataRequestTopic{}
-	alive, err := meta.RequestWith(ctx, cl)
+	alive, err := askMetadata(ctx, cl, []kmsg.MetadataRequestTopic{})
 	if err != nil {
 		return err
 	}
@@ -249,7 +248,7 @@ func setDraining(ctx context.Context, cl *kgo.Client, id int32, draining bool) e
 
 // replicasOn counts the partitions that have a replica on a broker.
 func replicasOn(ctx context.Context, cl *kgo.Client, id int32) (int, error) {
-	meta, err := kmsg.NewPtrMetadataRequest().RequestWith(ctx, cl)
+	meta, err := askMetadata(ctx, cl, nil)
 	if err != nil {
 		return 0, err
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // connection is how the tools reach a cluster, and how they answer.
@@ -55,6 +56,38 @@ func (c *connection) admin(ctx context.Context) (*kadm.Client, error) {
 		return nil, err
 	}
 	return kadm.NewClient(cl), nil
+}
+
+// patience is how long one broker may take to answer what needs no waiting: one that hangs must not hold up the rest.
+const patience = 5 * time.Second
+
+// askAny asks the bootstrap brokers, one after the other, what any broker can answer. The client by itself would pick one of
+// those that it has heard of, which may be one that hangs.
+func askAny(ctx context.Context, cl *kgo.Client, req kmsg.Request) (kmsg.Response, error) {
+	var failed error
+	for _, seed := range cl.SeedBrokers() {
+		short, cancel := context.WithTimeout(ctx, patience)
+		resp, err := seed.Request(short, req)
+		cancel()
+		if err == nil {
+			return resp, nil
+		}
+		if failed = errors.Join(failed, err); ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, failed
+}
+
+// askMetadata asks for brokers and topics; no topics is none, nil is all.
+func askMetadata(ctx context.Context, cl *kgo.Client, topics []kmsg.MetadataRequestTopic) (*kmsg.MetadataResponse, error) {
+	req := kmsg.NewPtrMetadataRequest()
+	req.Topics = topics
+	resp, err := askAny(ctx, cl, req)
+	if err != nil {
+		return nil, err
+	}
+	return resp.(*kmsg.MetadataResponse), nil
 }
 
 // explain says what may be wrong with the way to the cluster.

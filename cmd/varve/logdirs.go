@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
@@ -33,9 +32,6 @@ type replicaRows struct {
 	silent  map[int32]error    // brokers that did not answer
 }
 
-// patience is how long one broker may take to answer what needs no waiting: one that hangs must not hold up the rest.
-const patience = 5 * time.Second
-
 // askReplicas asks every living broker for its replicas of the partitions; nil asks for all. Brokers that do not answer are
 // told, not an error.
 func askReplicas(ctx context.Context, cl *kgo.Client, partitions kadm.TopicsSet, ask tierinfo.Ask) (*replicaRows, error) {
@@ -46,9 +42,7 @@ func askReplicas(ctx context.Context, cl *kgo.Client, partitions kadm.TopicsSet,
 		req.Topics = append(req.Topics, t)
 	}
 	tierinfo.Request(req, ask)
-	meta := kmsg.NewPtrMetadataRequest()
-	meta.Topics = []kmsg.MetadataRequestTopic{}
-	brokers, err := meta.RequestWith(ctx, cl)
+	brokers, err := askMetadata(ctx, cl, []kmsg.MetadataRequestTopic{})
 	if err != nil {
 		return nil, err
 	}

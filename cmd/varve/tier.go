@@ -46,13 +46,13 @@ type tierRow struct {
 // askTier asks for the tier of topics, nil for all: a row per partition as its leader knows it, or where there is none as
 // another replica does. Partitions of which nobody tells anything are the error, beside the rows of the others.
 func askTier(ctx context.Context, cl *kgo.Client, topics []string, ask tierinfo.Ask) ([]tierRow, []tierinfo.Deleted, error) {
-	meta := kmsg.NewPtrMetadataRequest()
+	var names []kmsg.MetadataRequestTopic
 	for _, name := range topics {
 		t := kmsg.NewMetadataRequestTopic()
 		t.Topic = kmsg.StringPtr(name)
-		meta.Topics = append(meta.Topics, t)
+		names = append(names, t)
 	}
-	resp, err := meta.RequestWith(ctx, cl)
+	resp, err := askMetadata(ctx, cl, names)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -273,7 +273,7 @@ func printFsck(w io.Writer, r *uploader.Report) {
 }
 
 func topicIDs(ctx context.Context, cl *kgo.Client) (map[tp.UUID]bool, error) {
-	resp, err := kmsg.NewPtrMetadataRequest().RequestWith(ctx, cl)
+	resp, err := askMetadata(ctx, cl, nil)
 	if err != nil {
 		return nil, err
 	}
