@@ -46,7 +46,7 @@ func (b *bench) create(p *process, topic string, partitions int32, configs map[s
 }
 
 func producerOptions(p *process, topic, acks string) []kgo.Opt {
-	opts := []kgo.Opt{kgo.SeedBrokers(p.address), kgo.DefaultProduceTopic(topic), kgo.ProducerBatchCompression(kgo.NoCompression()), kgo.ProducerLinger(0),
+	opts := []kgo.Opt{seeds(p), kgo.DefaultProduceTopic(topic), kgo.ProducerBatchCompression(kgo.NoCompression()), kgo.ProducerLinger(0),
 		kgo.ProducerBatchMaxBytes(1_000_000), kgo.MaxBufferedRecords(20_000), kgo.MetadataMinAge(50 * time.Millisecond), kgo.RecordPartitioner(kgo.UniformBytesPartitioner(64<<10, true, true, nil))}
 	if acks == "1" {
 		opts = append(opts, kgo.RequiredAcks(kgo.LeaderAck()), kgo.DisableIdempotentWrite())
@@ -131,7 +131,7 @@ func ms(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }
 
 // consume reads n records of a topic from its start.
 func (b *bench) consume(p *process, topic string, n int, opts ...kgo.Opt) (load, error) {
-	cl, err := kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(p.address), kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.MetadataMinAge(50 * time.Millisecond),
+	cl, err := kgo.NewClient(append([]kgo.Opt{seeds(p), kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.MetadataMinAge(50 * time.Millisecond),
 		kgo.FetchMaxBytes(50 << 20), kgo.FetchMaxPartitionBytes(8 << 20), kgo.FetchMaxWait(500 * time.Millisecond)}, opts...)...)
 	if err != nil {
 		return load{}, err

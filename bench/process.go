@@ -24,6 +24,7 @@ type process struct {
 	address string
 	pid     int
 	end     func() error
+	kill    func() error // at once
 }
 
 // prepare builds Varve and looks for the peers.
@@ -115,6 +116,12 @@ func (b *bench) command(name string, env []string, args ...string) (*process, er
 			cmd.Process.Kill()
 			return errors.Join(errors.New(name+" had to be killed"), <-ended, log.Close())
 		}
+	}
+	p.kill = func() error {
+		done = true
+		cmd.Process.Kill()
+		<-ended
+		return log.Close()
 	}
 	b.running = append(b.running, p)
 	return p, nil

@@ -81,7 +81,7 @@ var Table = []Row{
 	{"internal/broker", Shell, nil},
 	{"internal/inspect", Shell, []string{kmsg}},
 	{"cmd/varve", Shell, []string{cobra, bar, kgo, kadm, kmsg, kerr, "golang.org/x/term"}},
-	{"bench", Shell, []string{kgo, kadm, kmsg, minio}},
+	{"bench", Shell, []string{kgo, kadm, kmsg, kerr, minio}},
 	{"direct/example/kgo", Shell, []string{kgo}},
 	{"direct/example/sarama", Shell, []string{sarama}},
 	{"internal/fixtures", Test, nil},
