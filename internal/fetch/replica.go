@@ -73,14 +73,12 @@ func (s *Service) replicate(req *Request, p *partition.Partition, part *Part, ma
 	}
 	now := time.Now()
 	limit := s.throttle(req, p)
-	if limit != nil && limit.TokensAt(now) <= 0 {
+	if Spent(limit, now) {
 		return false
 	}
 	r.Err = s.local(p, part.Offset, maxBytes, marks.End, minOne, false, r)
 	b.charge(r.Size())
-	if limit != nil {
-		limit.ReserveN(now, min(r.Size(), limit.Burst())) // a debt that later fetches wait for
-	}
+	Charge(limit, now, r.Size())
 	return r.Size() > 0 && r.View.NextOffset < marks.End
 }
 
@@ -89,6 +87,18 @@ func (s *Service) throttle(req *Request, p *partition.Partition) *rate.Limiter {
 		return nil
 	}
 	return s.Throttle(p.ID(), req.Follower.ID)
+}
+
+// Spent reports whether a limiter, or nil for none, has nothing left at the moment (KIP-73).
+func Spent(limit *rate.Limiter, now time.Time) bool { return limit != nil && limit.TokensAt(now) < 1 }
+
+// Charge takes n bytes that have gone through already from a limiter: a debt that later ones wait for.
+func Charge(limit *rate.Limiter, now time.Time, n int) {
+	for limit != nil && n > 0 {
+		part := min(n, max(limit.Burst(), 1))
+		limit.ReserveN(now, part)
+		n -= part
+	}
 }
 
 // prefer finds the replica that a consumer should read from instead of this leader, nil if none is better (KIP-392): one of

@@ -12,6 +12,9 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"golang.org/x/time/rate"
+
+	"github.com/varve-io/varve/internal/fetch"
 	"github.com/varve-io/varve/internal/follower"
 	"github.com/varve-io/varve/internal/tp"
 )
@@ -144,8 +147,8 @@ func (l *lane) collect(ctx context.Context, now time.Time) (batch []wanted, next
 		if l.yield && m.next != nil {
 			return false
 		}
-		if limit := l.throttle(m, now); limit > 0 {
-			next = earlier(next, now.Add(limit))
+		if fetch.Spent(l.limit(m), now) {
+			next = earlier(next, now.Add(throttlePause))
 			return false
 		}
 		switch step := m.machine.Next(now); step.Kind {
@@ -171,21 +174,16 @@ func earlier(a, b time.Time) time.Time {
 	return a
 }
 
-// throttle returns how long a partition that catches up has to wait.
-func (l *lane) throttle(m *member, now time.Time) time.Duration {
+// limit is what throttles a partition, nil for nothing: only while it catches up.
+func (l *lane) limit(m *member) *rate.Limiter {
 	if l.to == nil || l.s.o.Throttle == nil {
-		return 0
+		return nil
 	}
-	limit := l.s.o.Throttle(m.id)
-	if limit == nil {
-		return 0
-	}
-	tokens := limit.TokensAt(now)
-	if tokens > 0 {
-		return 0
-	}
-	return min(time.Second, time.Duration((1-tokens)/max(float64(limit.Limit()), 1)*float64(time.Second)))
+	return l.s.o.Throttle(m.id)
 }
+
+// throttlePause is how long a partition waits whose limiter has nothing left.
+const throttlePause = 50 * time.Millisecond
 
 // fetch sends one fetch and applies its answer.
 func (l *lane) fetch(ctx context.Context, batch []wanted) {
@@ -212,10 +210,8 @@ func (l *lane) fetch(ctx context.Context, batch []wanted) {
 			e = m.machine.Fetched(w.step, *answers[i], now)
 		}
 		checkpoint = checkpoint || e.Checkpoint
-		if e.Appended > 0 && l.to != nil && l.s.o.Throttle != nil {
-			if limit := l.s.o.Throttle(m.id); limit != nil {
-				limit.ReserveN(now, int(min(e.Appended, int64(limit.Burst()))))
-			}
+		if e.Appended > 0 {
+			fetch.Charge(l.limit(m), now, int(e.Appended))
 		}
 		l.s.effect(m, e)
 		if ctx.Err() == nil {
