@@ -357,9 +357,11 @@ func (b *broker) begin(ctx context.Context) error {
 			}
 		}
 	}
-	if err := b.dir.strays(func(p tp.Partition) bool { _, _, ok := img.Partition(p); return ok }, b.log); err != nil {
+	known := func(p tp.Partition) bool { _, _, ok := img.Partition(p); return ok }
+	if err := b.dir.strays(known, b.log); err != nil {
 		return err
 	}
+	b.dir.keep(known)
 	for b.follow(ctx) {
 		if err := ctx.Err(); err != nil {
 			return err

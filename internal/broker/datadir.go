@@ -8,6 +8,7 @@ import (
 	"io"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"path/filepath"
 	"strings"
 	"sync"
@@ -55,6 +56,15 @@ func (d *dataDir) forget(ids []tp.Partition) (held bool) {
 		}
 	}
 	return held
+}
+
+// keep drops the marks of partitions that are not in the image any more.
+func (d *dataDir) keep(known func(tp.Partition) bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for _, m := range []map[tp.Partition]int64{d.known.recovery, d.known.starts, d.known.highs} {
+		maps.DeleteFunc(m, func(id tp.Partition, _ int64) bool { return !known(id) })
+	}
 }
 
 const fileMax = 64 << 20

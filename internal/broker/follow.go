@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
+	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -284,30 +286,34 @@ func (b *broker) remove(id tp.Partition) {
 func (b *broker) closeLogs(clean bool) error {
 	var group errgroup.Group
 	group.SetLimit(workers())
-	errs := make(chan error, len(b.replicas.all()))
+	var mu sync.Mutex
+	closed := map[tp.Partition]bool{}
+	var failed error
 	for _, p := range b.replicas.all() {
 		group.Go(func() error {
-			if err := p.Cause(); err != nil && !errors.Is(err, errRestoring) {
+			dead := p.Cause() != nil && !errors.Is(p.Cause(), errRestoring)
+			var err error
+			if !dead {
+				if err = p.Close(); err != nil {
+					err = fmt.Errorf("close %s: %w", p.ID(), err)
+				}
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			if dead {
+				clean = clean && p.Log() == nil // one that died has to be scanned when it is opened again
 				return nil
 			}
-			if err := p.Close(); err != nil {
-				errs <- fmt.Errorf("close %s: %w", p.ID(), err)
-				return nil
-			}
+			closed[p.ID()], failed = err == nil, errors.Join(failed, err)
 			return nil
 		})
 	}
 	group.Wait()
-	close(errs)
-	var failed error
-	for err := range errs {
-		failed = errors.Join(failed, err)
-	}
 	failed = errors.Join(failed, b.dir.save(func(known marks) marks {
 		m := b.marks(known)
 		for _, p := range b.replicas.all() {
-			if l := p.Log(); l != nil && failed == nil {
-				m.recovery[p.ID()] = l.Offsets().End
+			if closed[p.ID()] {
+				m.recovery[p.ID()] = p.Log().Offsets().End
 			}
 		}
 		return m
@@ -318,25 +324,20 @@ func (b *broker) closeLogs(clean bool) error {
 	return failed
 }
 
-// marks collects what the checkpoints are to hold.
+// marks collects what the checkpoints are to hold. Of partitions that are not open, yet or any more, they keep what they hold.
 func (b *broker) marks(known marks) marks {
-	m := marks{map[tp.Partition]int64{}, map[tp.Partition]int64{}, map[tp.Partition]int64{}}
+	m := marks{maps.Clone(known.recovery), maps.Clone(known.starts), maps.Clone(known.highs)}
 	for _, p := range b.replicas.all() {
 		l := p.Log()
 		if l == nil {
-			// Keep what was known of a partition that could not be opened.
-			if at, ok := known.recovery[p.ID()]; ok {
-				m.recovery[p.ID()] = at
-			}
-			if at, ok := known.starts[p.ID()]; ok {
-				m.starts[p.ID()] = at
-			}
 			continue
 		}
 		o := l.Offsets()
 		m.recovery[p.ID()], m.highs[p.ID()] = o.RecoveryPoint, p.HighWatermark()
 		if l.Config().Tiered || o.LogStart > 0 {
 			m.starts[p.ID()] = o.LogStart
+		} else {
+			delete(m.starts, p.ID())
 		}
 	}
 	return m

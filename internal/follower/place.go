@@ -46,7 +46,7 @@ func place(f partition.Following, o Offsets, c Config) placement {
 		}
 	}
 	switch {
-	case fits && (!f.Empty || bound <= f.End):
+	case fits && !f.Empty, fits && bound <= f.End && f.LogStart <= o.Start: // an empty one may lack what the tier has before it
 		return placement{kind: stay}
 	case bound <= o.Start:
 		return placement{plain, o.Start}

@@ -147,10 +147,55 @@ func (l *Log) plan(o Options, d *survey) (*plan, error) {
 	if p.epochs.TruncateFromEnd(p.next) {
 		p.epochsDirty = true
 	}
+	if err := l.completeEpochs(p, max(first, l.logStart)); err != nil {
+		return nil, err
+	}
 	if p.epochs.TruncateFromStart(l.logStart) {
 		p.epochsDirty = true
 	}
 	return p, nil
+}
+
+// completeEpochs gives batches from first on that the lineage lacks their epochs back, out of their headers: the file follows a
+// log start that moves at once, and a process that ends before the log start is noted down forgets that it moved.
+func (l *Log) completeEpochs(p *plan, first int64) error {
+	upTo := p.next
+	if e, ok := p.epochs.Earliest(); ok {
+		upTo = min(upTo, e.StartOffset)
+	}
+	if first >= upTo {
+		return nil
+	}
+	whole := leaderepoch.New(nil)
+	segments := append(slices.Clone(p.sealed), segment.OpenInMemory(l.files, l.dir, p.base, p.next, p.size, p.indexes))
+	for _, r := range segments {
+		if r.Next <= first || r.Base >= upTo || r.Size == 0 {
+			continue
+		}
+		h, err := l.files.Acquire(r.Path(segment.LogSuffix), false)
+		if err != nil {
+			return err
+		}
+		s := segment.NewScanner(h.File, 0, r.Size)
+		for s.Next() && s.Header().BaseOffset < upTo {
+			if s.Header().NextOffset() > first {
+				whole.Assign(s.Header().LeaderEpoch, max(s.Header().BaseOffset, first))
+			}
+		}
+		err = s.Err()
+		s.Release()
+		h.Release()
+		if err != nil {
+			return fmt.Errorf("leader epochs from %s: %w", r.Path(segment.LogSuffix), err)
+		}
+	}
+	for _, e := range p.epochs.Entries() {
+		whole.Assign(e.Epoch, e.StartOffset)
+	}
+	if whole.Len() > 0 {
+		p.epochs, p.epochsDirty = whole, true
+	}
+	return nil
 }
 
 // begin plans an empty log.

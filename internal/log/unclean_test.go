@@ -3,6 +3,7 @@ package log
 import (
 	"math"
 	"math/rand/v2"
+	"slices"
 	"syscall"
 	"testing"
 	"time"
@@ -74,5 +75,38 @@ func TestEpochsAreWrittenAfterAFailure(t *testing.T) {
 	r.open(false, 2, 0)
 	if e := r.Epochs(); len(e) != 1 || e[0].Epoch != 3 || e[0].StartOffset != 0 {
 		t.Fatalf("lineage %v", e)
+	}
+}
+
+// The lineage's file follows a log start at once. A process that ends before the log start is noted down forgets that it moved:
+// the records that come back have their epochs in their headers.
+func TestLineageOfRecordsThatComeBack(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.SegmentBytes = 400 })
+	for epoch := range int32(6) {
+		for range 2 {
+			_, err := r.AppendAsLeader(AppendRequest{Records: records(t, 1, r.now, nil), LeaderEpoch: epoch, Now: time.UnixMilli(r.now)})
+			r.must(err)
+		}
+	}
+	r.SetHighWatermark(math.MaxInt64)
+	want := r.Epochs()
+	r.must(r.AdvanceLogStart(9))
+	if got := r.Epochs(); len(got) >= len(want) {
+		t.Fatal(got)
+	}
+	r.CloseDirty()
+	r.open(false, 0, 0)
+	first := r.Offsets().LocalLogStart
+	got := r.Epochs()
+	if len(got) == 0 || got[0].StartOffset != first || r.Offsets().LogStart != first {
+		t.Fatalf("%v, local log start %d", got, first)
+	}
+	for _, e := range got[1:] {
+		if !slices.Contains(want, e) {
+			t.Errorf("%v is not in %v", e, want)
+		}
+	}
+	if e, ok := r.EpochForOffset(first); !ok || e != want[first/2].Epoch {
+		t.Errorf("epoch of offset %d is %d", first, e)
 	}
 }

@@ -122,6 +122,7 @@ func TestRegressions(t *testing.T) {
 		{"a log start that a killed process did not note down", 38},
 		{"a recovery point at the log start", 5493},
 		{"a clean end beside a dead log", 710},
+		{"records that came back without their lineage", 836},
 	} {
 		if r := Run(Options{Seed: c.seed}); r.Err != nil {
 			t.Errorf("%s, seed %d: %v", c.name, c.seed, r.Err)
