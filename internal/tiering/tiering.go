@@ -413,6 +413,16 @@ func deletable(remote tier.Segments, delay time.Duration) []tp.UUID {
 	return ids
 }
 
+// sweeper is the broker that clears deleted topics away: one is enough, and the first that lives will do.
+func sweeper(img *metadata.Image, self int32) int32 {
+	for _, id := range img.BrokerIDs() {
+		if !img.Brokers[id].Fenced {
+			return id
+		}
+	}
+	return self
+}
+
 // sweep removes the objects of deleted topics. It goes on where it was after a restart, since the image remembers them.
 func (s *Service) sweep(ctx context.Context) {
 	defer func() {
@@ -420,7 +430,11 @@ func (s *Service) sweep(ctx context.Context) {
 		s.sweeps = false
 		s.mu.Unlock()
 	}()
-	for _, t := range s.o.Image().DeletingTopics() {
+	img := s.o.Image()
+	if sweeper(img, s.o.Self) != s.o.Self {
+		return
+	}
+	for _, t := range img.DeletingTopics() {
 		for _, p := range t.Partitions {
 			var ids []tp.UUID
 			for _, seg := range p.Remote {
@@ -430,7 +444,7 @@ func (s *Service) sweep(ctx context.Context) {
 				continue
 			}
 			if err := s.clean(ctx, t.ID, tp.Partition{Topic: t.Name, Index: p.Index}, p.Remote, ids); err != nil {
-				if ctx.Err() == nil {
+				if ctx.Err() == nil && !errors.Is(err, errMoved) { // another broker may have done it
 					s.o.Log.Warn("remote data of a deleted topic was not removed, it will be tried again", "topic", t.Name, "id", t.ID.String(), "cause", err)
 				}
 				break
