@@ -264,7 +264,7 @@ func notPersisted(err error) error {
 	if errors.Is(err, partition.ErrNotLeader) {
 		return ErrNotCoordinator
 	}
-	return fmt.Errorf("%w: %w", ErrUnavailable, err)
+	return fmt.Errorf("%w: %v", ErrUnavailable, err) // whatever it was, members ask their coordinator again
 }
 
 // batchBytes bounds a batch of group records: all tombstones of a large group must not become one that the topic refuses.
