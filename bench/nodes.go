@@ -161,7 +161,8 @@ func (n *nodes) start(id int) error {
 // logBytes is the size of the segments that a node has of a topic.
 func (n *nodes) logBytes(id int, topic string) (bytes int64) {
 	filepath.WalkDir(n.dirOfLogs(id), func(path string, d fs.DirEntry, err error) error {
-		if err == nil && strings.HasSuffix(path, ".log") && strings.HasPrefix(filepath.Base(filepath.Dir(path)), topic+"-") {
+		folder := filepath.Base(filepath.Dir(path)) // a dot is in those of partitions that wait for their removal
+		if err == nil && strings.HasSuffix(path, ".log") && strings.HasPrefix(folder, topic+"-") && !strings.Contains(folder, ".") {
 			if info, err := d.Info(); err == nil {
 				bytes += info.Size()
 			}
