@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"runtime"
 	"runtime/debug"
 	"sync/atomic"
@@ -29,6 +30,7 @@ import (
 	"github.com/varve-io/varve/internal/kafkaapi"
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/metadata"
+	"github.com/varve-io/varve/internal/objstore"
 	"github.com/varve-io/varve/internal/quorum"
 	"github.com/varve-io/varve/internal/replication"
 	"github.com/varve-io/varve/internal/server"
@@ -43,6 +45,14 @@ type Options struct {
 	Logger  *slog.Logger
 	Started func(addresses []string) // called once when clients are served, with the bound addresses
 	FS      vfs.FS                   // of the partitions; nil is the operating system's
+	Network Network                  // of clients and other nodes; nil is the operating system's
+	Bucket  objstore.Bucket          // in place of the one that varve.bucket names, if not nil
+}
+
+// Network is what a broker listens on and reaches other nodes by. Addresses are HOST:PORT.
+type Network interface {
+	Listen(address string) (net.Listener, error)
+	DialContext(ctx context.Context, address string) (net.Conn, error)
 }
 
 // Run serves until ctx ends and then stops cleanly within varve.shutdown.timeout.ms, whatever clients and store do.
@@ -110,7 +120,7 @@ func (b *broker) notReady(why string) { b.ready.Store(&why) }
 
 func (b *broker) run(ctx context.Context) (err error) {
 	// Ports first: a busy port is the most common reason to fail and needs no data directory.
-	ports, err := listen(b.static)
+	ports, err := listen(b.static, b.o.Network)
 	defer ports.close()
 	if err != nil {
 		return err

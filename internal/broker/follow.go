@@ -187,8 +187,8 @@ func (b *broker) open(ctx context.Context, t target, v config.Values) {
 	}
 	_, _, high := b.dir.of(t.id)
 	p := partition.New(t.id, t.topic.ID, b.self, l, high, partition.Hooks{Trimmed: b.flusher.mark, ISRDue: b.isrs.mark, Rolled: b.rolled})
-	p.Suspend(!b.lease.held())
 	b.replicas.put(p)
+	p.Suspend(!b.lease.held())
 	b.adjust(ctx, p, t, v)
 }
 

@@ -25,7 +25,11 @@ type nodes struct {
 func newNodes(b *broker) *nodes {
 	n := &nodes{}
 	n.ctx, n.cancel = context.WithCancel(context.Background())
-	n.hub = peer.New(b.identity, b.checkNode, b.log)
+	var options []peer.Option
+	if b.o.Network != nil {
+		options = append(options, peer.WithDialer(b.o.Network.DialContext))
+	}
+	n.hub = peer.New(b.identity, b.checkNode, b.log, options...)
 	n.hub.Handle(replicaService, func(ctx context.Context, c peer.Conn) {
 		b.server.ServeNode(ctx, c.Conn, config.PeerListener(b.static), c.Hello.NodeID)
 	})

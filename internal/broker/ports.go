@@ -15,21 +15,25 @@ type ports struct {
 }
 
 // listen opens every port that the configuration names. What it has opened is returned with an error, too.
-func listen(c config.Values) (*ports, error) {
+func listen(c config.Values, n Network) (*ports, error) {
 	p := &ports{}
+	bind := func(address string) (net.Listener, error) { return net.Listen("tcp", address) }
+	if n != nil {
+		bind = n.Listen
+	}
 	var err error
 	if p.kafka, err = config.ParseListeners(c.Get("listeners")); err != nil {
 		return p, err
 	}
 	for _, l := range p.kafka {
-		ln, err := net.Listen("tcp", l.Address())
+		ln, err := bind(l.Address())
 		if err != nil {
 			return p, fmt.Errorf("listener %s://%s: %w", l.Name, l.Address(), err)
 		}
 		p.bound = append(p.bound, ln)
 	}
 	if address := c.Get("varve.http.listener"); address != "" {
-		if p.http, err = net.Listen("tcp", address); err != nil {
+		if p.http, err = bind(address); err != nil {
 			p.http = nil
 			return p, fmt.Errorf("varve.http.listener: %w", err)
 		}

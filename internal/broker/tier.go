@@ -117,8 +117,10 @@ func (b *broker) openTier() error {
 	if err != nil {
 		return err
 	}
-	store, err := OpenBucket(c, bucket.Options{Metrics: storeMetrics, Logger: b.log})
-	if err != nil {
+	var store objstore.Bucket
+	if b.o.Bucket != nil {
+		store = objstore.WithRetries(objstore.WithMetrics(b.o.Bucket, storeMetrics), objstore.RetryPolicy{})
+	} else if store, err = OpenBucket(c, bucket.Options{Metrics: storeMetrics, Logger: b.log}); err != nil {
 		return err
 	}
 	ring, err := Keyring(c)

@@ -67,6 +67,10 @@ func (c *Client) lead(ctx context.Context, l quorum.Leadership, turned <-chan st
 		heard[l.Former] = l.Heard.UnixMilli()
 	}
 	a.sessions.Begin(a.img, now, heard)
+	if l.Former >= 0 && l.Former != c.o.NodeID {
+		// Whoever led and does not any more may have died. If it lives, its next heartbeat comes here.
+		a.sessions.Disconnected(l.Former, now)
+	}
 	a.lastPreferred, a.lastTick = now, now
 	c.mu.Lock()
 	c.active = a

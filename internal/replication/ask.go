@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
@@ -18,14 +17,14 @@ import (
 type asker struct {
 	dial func(context.Context) (net.Conn, error)
 
-	mu     sync.Mutex
+	turn   chan struct{} // of one place: who holds it has what follows. A mutex would be held while waiting for the leader
 	conn   *conn
 	closed bool
 }
 
 func (a *asker) close() {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	a.turn <- struct{}{}
+	defer func() { <-a.turn }()
 	a.closed = true
 	if a.conn != nil {
 		a.conn.Close()
@@ -46,8 +45,12 @@ const (
 // offsets asks for a partition's offsets. pending asks for the earliest that is not tiered as well: it stays -1 where the
 // leader does not know it, or not the question.
 func (a *asker) offsets(ctx context.Context, m *member, self int32, step follower.Step, limit time.Duration) (o follower.Offsets, err error) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+	select {
+	case a.turn <- struct{}{}:
+		defer func() { <-a.turn }()
+	case <-ctx.Done():
+		return o, ctx.Err()
+	}
 	if a.closed {
 		return o, errClosed
 	}
@@ -113,7 +116,7 @@ func (s *Service) aside(ctx context.Context, l *lane, m *member, step follower.S
 		}
 		s.effect(m, e)
 		if ctx.Err() == nil {
-			s.trouble(m)
+			s.trouble(m, time.Now())
 		}
 		if e.Checkpoint {
 			s.o.Checkpoint() // before the lock is free for a fetch

@@ -215,7 +215,7 @@ func (l *lane) fetch(ctx context.Context, batch []wanted) {
 		}
 		l.s.effect(m, e)
 		if ctx.Err() == nil {
-			l.s.trouble(m)
+			l.s.trouble(m, now)
 		}
 		if l.to != nil && m.machine.Level() {
 			level = append(level, m)

@@ -100,7 +100,8 @@ type member struct {
 	mu      sync.Mutex
 	machine *follower.Machine
 	stopped bool
-	told    error // the last trouble that was logged
+	told    string    // the last trouble that was logged
+	since   time.Time // when it began, zero without any
 }
 
 // source is one leader.
@@ -201,7 +202,7 @@ func (s *Service) Run(ctx context.Context) error {
 }
 
 func (s *Service) newSource(leader int32) *source {
-	src := &source{id: leader, asks: &asker{dial: func(ctx context.Context) (net.Conn, error) { return s.o.Dial(ctx, leader) }}}
+	src := &source{id: leader, asks: &asker{turn: make(chan struct{}, 1), dial: func(ctx context.Context) (net.Conn, error) { return s.o.Dial(ctx, leader) }}}
 	for range max(s.o.Fetchers, 1) {
 		steady, catching := newLane(s, src), newLane(s, src)
 		steady.from, catching.to = catching, steady
@@ -231,17 +232,21 @@ func (s *Service) start(src *source) {
 	}()
 }
 
-// trouble logs what went wrong with a partition, once for each cause.
-func (s *Service) trouble(m *member) {
+// patience is how long trouble may last before it is logged: a leader that has not heard yet that it leads is no news.
+const patience = time.Second
+
+// trouble logs what goes wrong with a partition, once for each cause, if it lasts.
+func (s *Service) trouble(m *member, now time.Time) {
 	phase, err := m.machine.Phase()
-	if err == nil || m.told != nil && m.told.Error() == err.Error() {
-		if err == nil {
-			m.told = nil
-		}
-		return
+	switch {
+	case err == nil:
+		m.told, m.since = "", time.Time{}
+	case m.since.IsZero():
+		m.since = now
+	case now.Sub(m.since) >= patience && m.told != err.Error():
+		m.told = err.Error()
+		s.o.Log.Warn("replication is held up, it will be tried again", "partition", m.id.String(), "leader", m.leader, "phase", phase.String(), "cause", err)
 	}
-	m.told = err
-	s.o.Log.Warn("replication is held up, it will be tried again", "partition", m.id.String(), "leader", m.leader, "phase", phase.String(), "cause", err)
 }
 
 // effect sees to what an answer brought about.
