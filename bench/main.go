@@ -65,7 +65,7 @@ func run(ctx context.Context, rounds int, scale float64, only, out, dir string) 
 		}
 		fmt.Fprintf(os.Stderr, "   %s\n", time.Since(began).Round(time.Second))
 	}
-	page := b.page()
+	page := b.page(only)
 	fmt.Print(page)
 	if out == "" {
 		return nil
@@ -150,8 +150,12 @@ func (r row) ratio() string {
 //go:embed limits.md
 var limits string
 
-func (b *bench) page() string {
+func (b *bench) page(only string) string {
 	var p strings.Builder
+	chosen := ""
+	if only != "" {
+		chosen = " -only " + only
+	}
 	cpu := "unknown processor"
 	if info, err := os.ReadFile("/proc/cpuinfo"); err == nil {
 		for _, line := range strings.Split(string(info), "\n") {
@@ -162,7 +166,7 @@ func (b *bench) page() string {
 		}
 	}
 	fmt.Fprintf(&p, "# Benchmarks\n\nVarve against Apache Kafka 4.4.0, on one machine and in one run: each round loads one and then the other with the same client, a round\nbefore the first is thrown away. Figures are medians with [least–most]. A ratio above 1 is in Varve's favour. Broker and client share the cores.\n\n")
-	fmt.Fprintf(&p, "Measured %s on %d cores (%s), %s.\n\n    go run ./bench -rounds %d -scale %g\n", time.Now().UTC().Format("2006-01-02"), runtime.NumCPU(), cpu, runtime.Version(), b.rounds, b.scale)
+	fmt.Fprintf(&p, "Measured %s on %d cores (%s), %s.\n\n    go run ./bench -rounds %d -scale %g%s\n", time.Now().UTC().Format("2006-01-02"), runtime.NumCPU(), cpu, runtime.Version(), b.rounds, b.scale, chosen)
 	section := ""
 	for _, r := range b.rows {
 		if r.section != section {
@@ -177,7 +181,9 @@ func (b *bench) page() string {
 			fmt.Fprintf(&p, "- %s\n", n)
 		}
 	}
-	p.WriteString("\n" + limits)
+	if only == "" {
+		p.WriteString("\n" + limits)
+	}
 	return p.String()
 }
 
