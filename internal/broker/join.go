@@ -108,6 +108,8 @@ func (b *broker) join(ctx context.Context, endpoints []metadata.Endpoint) error 
 	b.notReady("joining the cluster")
 	record := metadata.BrokerRecord{ID: b.self, Incarnation: b.incarnation, Rack: b.static.Get("broker.rack"), Listeners: endpoints, PeerListener: config.PeerListener(b.static)}
 	said := ""
+	// Whoever has this id may have died just now.
+	taken := time.Now().Add(time.Duration(b.static.Int64("broker.session.timeout.ms")) * time.Millisecond)
 	for {
 		if err := b.nameCluster(ctx); err != nil {
 			return err
@@ -122,7 +124,7 @@ func (b *broker) join(ctx context.Context, endpoints []metadata.Endpoint) error 
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
-		if fatal(err) {
+		if fatal(err) || errors.Is(err, controller.ErrDuplicateBroker) && time.Now().After(taken) {
 			return fmt.Errorf("join the cluster: %w", err)
 		}
 		why := b.quorum.Waiting()
@@ -139,8 +141,8 @@ func (b *broker) join(ctx context.Context, endpoints []metadata.Endpoint) error 
 			said = why
 		}
 		if errors.Is(err, controller.ErrDuplicateBroker) {
-			select { // whoever had the id may have died just now
-			case <-time.After(time.Second):
+			select {
+			case <-time.After(200 * time.Millisecond):
 			case <-ctx.Done():
 				return ctx.Err()
 			}
@@ -190,8 +192,7 @@ func (b *broker) nameCluster(ctx context.Context) error {
 // fatal reports refusals that waiting does not mend.
 func fatal(err error) bool {
 	var refused *controller.Error
-	if errors.As(err, &refused) {
-		return !errors.Is(err, controller.ErrFenced)
-	}
-	return false
+	var turned *peer.RefusedError
+	return errors.As(err, &refused) && !errors.Is(err, controller.ErrFenced) && !errors.Is(err, controller.ErrDuplicateBroker) ||
+		errors.As(err, &turned) && turned.Cluster
 }

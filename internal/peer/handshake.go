@@ -53,6 +53,7 @@ type RefusedError struct {
 	Node    int32  // the other node
 	Address string // where it was reached, or where it came from
 	Reason  string // names both sides
+	Cluster bool   // the two are of different clusters
 	Voters  bool   // the two are to found one quorum, and disagree about its voters
 }
 
@@ -115,7 +116,9 @@ func judge(self, other Identity) *RefusedError {
 	}
 	switch {
 	case self.ClusterID != "" && other.ClusterID != "" && self.ClusterID != other.ClusterID:
-		return refuse("%s belongs to cluster %s, %s to cluster %s", self, self.ClusterID, other, other.ClusterID)
+		e := refuse("%s belongs to cluster %s, %s to cluster %s", self, self.ClusterID, other, other.ClusterID)
+		e.Cluster = true
+		return e
 	case self.NodeID == other.NodeID && self.Incarnation != other.Incarnation:
 		return refuse("node id %d is used twice: here (%s) and at %s", self.NodeID, self.Address, other.Address)
 	case self.Fresh && other.Fresh && len(self.Voters) > 0 && len(other.Voters) > 0 && !slices.Equal(self.Voters, other.Voters):
