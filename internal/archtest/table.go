@@ -90,4 +90,6 @@ var Table = []Row{
 	{"internal/archtest", Test, nil},
 	{"internal/checker", Test, nil},
 	{"internal/sim", Test, nil},
+	{"internal/simnet", Test, nil},
+	{"internal/clustertest", Test, nil},
 }
