@@ -9,6 +9,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/varve-io/varve/internal/recordbatch"
 )
 
 // Ask sends a request to this node and to no other, once.
@@ -17,6 +19,8 @@ func (n *Node) Ask(req kmsg.Request) (kmsg.Response, error) {
 	defer cancel()
 	return n.admin.SeedBrokers()[0].Request(ctx, req)
 }
+
+type createResponse = kmsg.CreateTopicsResponse
 
 // Partition is what a node knows of a partition.
 type Partition struct {
@@ -85,9 +89,8 @@ func (c *Cluster) Controller(but ...int32) (id int32) {
 	return id
 }
 
-// CreateTopic makes a topic of one partition with these replicas, the first of which leads. It returns when all brokers know.
-func (c *Cluster) CreateTopic(name string, replicas []int32, configs ...[2]string) {
-	c.T.Helper()
+// newTopic asks for a topic of one partition.
+func newTopic(name string, replicas []int32, configs ...[2]string) *kmsg.CreateTopicsRequest {
 	req := kmsg.NewPtrCreateTopicsRequest()
 	t := kmsg.NewCreateTopicsRequestTopic()
 	t.Topic, t.NumPartitions, t.ReplicationFactor = name, -1, -1
@@ -100,9 +103,16 @@ func (c *Cluster) CreateTopic(name string, replicas []int32, configs ...[2]strin
 		t.Configs = append(t.Configs, k)
 	}
 	req.Topics, req.TimeoutMillis = append(req.Topics, t), 10_000
+	return req
+}
+
+// CreateTopic makes a topic of one partition with these replicas, the first of which leads. It returns when all brokers know.
+func (c *Cluster) CreateTopic(name string, replicas []int32, configs ...[2]string) {
+	c.T.Helper()
+	req := newTopic(name, replicas, configs...)
 	resp, err := c.Nodes[0].Ask(req)
 	if err == nil {
-		err = kerr.ErrorForCode(resp.(*kmsg.CreateTopicsResponse).Topics[0].ErrorCode)
+		err = kerr.ErrorForCode(resp.(*createResponse).Topics[0].ErrorCode)
 	}
 	if err != nil {
 		c.T.Fatalf("create %s: %v", name, err)
@@ -193,3 +203,64 @@ func (n *Node) Configure(topic string, pairs ...[2]string) error {
 	}
 	return kerr.ErrorForCode(resp.(*kmsg.IncrementalAlterConfigsResponse).Resources[0].ErrorCode)
 }
+
+// Write sends one record to partition 0 of a topic at this node, leader or not, with acks=1. A nil error means that it was
+// taken.
+func (n *Node) Write(topic, text string) error {
+	b := recordbatch.NewBuilder()
+	b.Add(recordbatch.Record{Timestamp: time.Now().UnixMilli(), Value: []byte(text)})
+	batch, err := b.Build()
+	if err != nil {
+		return err
+	}
+	req := kmsg.NewPtrProduceRequest()
+	req.Acks, req.TimeoutMillis = 1, 10_000
+	t := kmsg.NewProduceRequestTopic()
+	t.Topic, t.TopicID = topic, n.topicID(topic)
+	p := kmsg.NewProduceRequestTopicPartition()
+	p.Records = batch
+	t.Partitions = append(t.Partitions, p)
+	req.Topics = append(req.Topics, t)
+	resp, err := n.Ask(req)
+	if err != nil {
+		return err
+	}
+	r := resp.(*kmsg.ProduceResponse)
+	return kerr.ErrorForCode(r.Topics[0].Partitions[0].ErrorCode)
+}
+
+func (n *Node) topicID(topic string) [16]byte {
+	req := kmsg.NewPtrMetadataRequest()
+	t := kmsg.NewMetadataRequestTopic()
+	t.Topic = &topic
+	req.Topics = append(req.Topics, t)
+	if resp, err := n.Ask(req); err == nil {
+		return resp.(*kmsg.MetadataResponse).Topics[0].TopicID
+	}
+	return [16]byte{}
+}
+
+// Offset asks this node as a leader for an offset by one of the times that ListOffsets has names for (KIP-79, KIP-405).
+func (n *Node) Offset(topic string, at int64) (int64, error) {
+	req := kmsg.NewPtrListOffsetsRequest()
+	req.ReplicaID = -1
+	t := kmsg.NewListOffsetsRequestTopic()
+	t.Topic = topic
+	p := kmsg.NewListOffsetsRequestTopicPartition()
+	p.Timestamp = at
+	t.Partitions = append(t.Partitions, p)
+	req.Topics = append(req.Topics, t)
+	resp, err := n.Ask(req)
+	if err != nil {
+		return -1, err
+	}
+	r := resp.(*kmsg.ListOffsetsResponse).Topics[0].Partitions[0]
+	return r.Offset, kerr.ErrorForCode(r.ErrorCode)
+}
+
+// Times that Offset knows.
+const (
+	Latest        = -1
+	EarliestLocal = -4
+	LatestTiered  = -5
+)

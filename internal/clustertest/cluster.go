@@ -131,7 +131,8 @@ func (c *Cluster) add() *Node {
 	c.Net.Host(n.Host) // its name is known before it runs
 	c.Nodes = append(c.Nodes, n)
 	var err error
-	if n.admin, err = kgo.NewClient(kgo.SeedBrokers(n.Address()), kgo.Dialer(c.dial), kgo.RequestRetries(0)); err != nil {
+	if n.admin, err = kgo.NewClient(kgo.SeedBrokers(n.Address()), kgo.Dialer(c.dial), kgo.RequestRetries(0),
+		kgo.RequiredAcks(kgo.LeaderAck()), kgo.DisableIdempotentWrite()); err != nil {
 		c.T.Fatal(err)
 	}
 	return n
