@@ -138,7 +138,12 @@ func (c *Cluster) add() *Node {
 	return n
 }
 
+// dialTimeout is that of kgo's own dialer.
+const dialTimeout = 10 * time.Second
+
 func (c *Cluster) dial(ctx context.Context, _, address string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, dialTimeout)
+	defer cancel()
 	return c.clients.DialContext(ctx, address)
 }
 
