@@ -12,6 +12,7 @@ import (
 	"net"
 	"runtime"
 	"runtime/debug"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -367,7 +368,10 @@ func (b *broker) begin(ctx context.Context) error {
 			}
 		}
 	}
-	known := func(p tp.Partition) bool { _, _, ok := img.Partition(p); return ok }
+	known := func(p tp.Partition) bool {
+		_, state, ok := img.Partition(p)
+		return ok && slices.Contains(state.Replicas, b.self) // or it was moved away while this broker was down
+	}
 	if err := b.dir.strays(known, b.log); err != nil {
 		return err
 	}

@@ -194,7 +194,7 @@ func TestProducerWhoseLeaderFallsSilent(t *testing.T) {
 	}{
 		// The old leader says that it is none any more. kgo then waits until its metadata is five seconds old, and so again if it
 		// happens to ask the node that knows nothing new.
-		{"towards other nodes", false, 25 * time.Second},
+		{"towards other nodes", false, 45 * time.Second},
 		// kgo gives up on an answer after 20 seconds, of which the session was the first half, and may wait 10 more each time that
 		// it connects to the silent node.
 		{"towards all", true, 45 * time.Second},

@@ -104,6 +104,39 @@ func TestReassignmentWithThrottle(t *testing.T) {
 	}, "replica.fetch.max.bytes=5000")
 }
 
+// TestReplicaThatMovedAwayFromANodeThatWasDown: its folder does not stay as if it were a partition's, and what the node knew of
+// it is not taken for what it gets when it comes back.
+func TestReplicaThatMovedAwayFromANodeThatWasDown(t *testing.T) {
+	Run(t, 4, func(c *Cluster) {
+		down := c.Node(c.other(c.Controller()))
+		others := c.all(down.ID)[1:]
+		via := c.Node(others[0])
+		before, after := []int32{down.ID, others[0], others[1]}, others
+		c.CreateTopic("moving", before, [2]string{"min.insync.replicas", "2"})
+		c.fill("moving", 0, 100)
+		down.Kill()
+		c.Until("another leads", time.Minute, func() bool { s := via.State("moving"); return s.Leader > 0 && s.Leader != down.ID })
+		if err := via.Reassign("moving", after); err != nil {
+			t.Fatal(err)
+		}
+		c.settled(via, "moving", after, time.Minute)
+		c.fill("moving", 100, 200)
+		down.Start()
+		down.Serves()
+		c.Pass(time.Minute)
+		if n := len(down.Files("moving-0", "*")); n > 0 {
+			t.Errorf("the folder of a replica that moved away still has %d bytes", n)
+		}
+		if err := via.Reassign("moving", before); err != nil {
+			t.Fatal(err)
+		}
+		c.settled(via, "moving", before, time.Minute)
+		c.Holds("moving", 200)
+		c.Pass(time.Second)
+		c.Same("moving", before...)
+	})
+}
+
 // TestThrottledReassignmentTakesItsTime undisturbed.
 func TestThrottledReassignmentTakesItsTime(t *testing.T) {
 	Run(t, 3, func(c *Cluster) {
