@@ -74,6 +74,34 @@ func TestLeaderThatDoesNotReachTheController(t *testing.T) {
 	}
 }
 
+// TestLongPartition: a node that was cut off for minutes is back within seconds. Its connections are no help then: what was
+// written into them comes through only when TCP tries again, up to two minutes later.
+func TestLongPartition(t *testing.T) {
+	for _, controls := range []bool{false, true} {
+		t.Run(fmt.Sprintf("of the active controller %v", controls), func(t *testing.T) {
+			Run(t, 3, func(c *Cluster) {
+				id := c.Controller()
+				if !controls {
+					id = c.other(id)
+				}
+				via := c.Node(c.other(id))
+				c.CreateTopic("orders", c.all(id), [2]string{"min.insync.replicas", "2"})
+				c.fill("orders", 0, 100)
+				c.Isolate(id)
+				c.Until("another leads", time.Minute, func() bool { s := via.State("orders"); return s.Leader > 0 && s.Leader != id })
+				c.fill("orders", 100, 200)
+				c.Pass(4 * time.Minute)
+				c.Rejoin(id)
+				t.Logf("in sync %v after the network is back", c.InSync(via.ID, "orders", 15*time.Second))
+				c.fill("orders", 200, 300)
+				c.Holds("orders", 300)
+				c.Pass(time.Second)
+				c.Same("orders", c.all()...)
+			})
+		})
+	}
+}
+
 // isrs notes how an ISR changes, as a node sees it, until it is stopped.
 type isrs struct {
 	stop, done chan struct{}

@@ -7,12 +7,16 @@ import (
 	"fmt"
 	"net"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
 const (
 	writeTimeout = 5 * time.Second
 	movedPace    = 100 * time.Millisecond // between looks whether another node leads by now
+	// silenceMax is how long a task waits on a connection by which nothing comes before its end makes the next one connect anew.
+	// What is written into a network that is down for minutes may come through only minutes after it is up again.
+	silenceMax = 2 * time.Second
 )
 
 // link is a connection to a node that may lead. Tasks share it.
@@ -21,6 +25,7 @@ type link struct {
 	done chan struct{} // closed when nothing is read from it any more, after err is set
 	err  error
 
+	heard   atomic.Int64 // when something was read, in ns since 1970
 	writing sync.Mutex
 	mu      sync.Mutex
 	next    uint64
@@ -95,6 +100,7 @@ func (l *link) read() {
 			close(l.done)
 			return
 		}
+		l.heard.Store(time.Now().UnixNano())
 		l.mu.Lock()
 		w := l.waiting[r.ID]
 		delete(l.waiting, r.ID)
@@ -129,6 +135,7 @@ func (l *link) call(ctx context.Context, t task, moved func() bool) (answer, err
 	if err != nil {
 		return answer{}, err
 	}
+	sent := time.Now()
 	if err := l.write(b); err != nil {
 		return answer{}, lost{err}
 	}
@@ -150,6 +157,9 @@ func (l *link) call(ctx context.Context, t task, moved func() bool) (answer, err
 				return answer{}, lost{errors.New("another node is the active controller by now")}
 			}
 		case <-ctx.Done():
+			if time.Since(sent) >= silenceMax && l.heard.Load() < sent.UnixNano() {
+				l.close()
+			}
 			return answer{}, lost{fmt.Errorf("no answer from %s: %w", l.nc.RemoteAddr(), ctx.Err())}
 		}
 	}

@@ -34,6 +34,7 @@ type half struct {
 	fin     bool      // no more follows the chunks
 	reset   bool      // nor are the chunks worth anything
 	finTime time.Time // when either arrives
+	waits   time.Time // when the first of what was sent while the direction is held was sent, zero if nothing was
 }
 
 // chunk is bytes that can be read from a time on.
@@ -65,10 +66,43 @@ func (p *pair) set(d direction, s state) {
 	defer p.mu.Unlock()
 	for i := range p.halves {
 		if p.hosts[i] == d.from && p.hosts[1-i] == d.to {
-			p.halves[i].state = s
+			h := &p.halves[i]
+			if h.held && !s.held {
+				h.resend()
+			}
+			h.state = s
 			p.broadcast()
 		}
 	}
+}
+
+// Pauses of TCP between two attempts to send what is not acknowledged: they double.
+const (
+	resendMin = 200 * time.Millisecond
+	resendMax = 2 * time.Minute
+)
+
+// resend makes what was sent while the direction was held arrive at the next attempt.
+func (h *half) resend() {
+	if h.waits.IsZero() {
+		return
+	}
+	at := h.waits
+	for pause := resendMin; at.Before(time.Now()); pause = min(2*pause, resendMax) {
+		at = at.Add(pause)
+	}
+	for i := range h.chunks {
+		if h.chunks[i].at.Before(at) && !h.chunks[i].at.Before(h.waits) {
+			h.chunks[i].at = at
+		}
+	}
+	if (h.fin || h.reset) && h.finTime.Before(at) && !h.finTime.Before(h.waits) {
+		h.finTime = at
+	}
+	if h.last.Before(at) {
+		h.last = at
+	}
+	h.waits = time.Time{}
 }
 
 // kill breaks an end at once.
@@ -94,6 +128,9 @@ func (p *pair) abort(i int) {
 
 // arrival is when what is sent now arrives: not before what was sent earlier.
 func (h *half) arrival() time.Time {
+	if h.held && h.waits.IsZero() {
+		h.waits = time.Now()
+	}
 	at := time.Now().Add(h.delay)
 	if at.Before(h.last) {
 		at = h.last

@@ -62,7 +62,8 @@ func New() *Network {
 // direction, wait until Release.
 func (n *Network) Hold(from, to string) { n.set(from, to, func(s *state) { s.held = true }) }
 
-// Release lets go what Hold stopped.
+// Release lets go what Hold stopped. As with TCP, what was sent meanwhile on a connection arrives when it is sent again, which
+// is the later the longer the direction was held: at most two minutes after its release. New connections are made at once.
 func (n *Network) Release(from, to string) { n.set(from, to, func(s *state) { s.held = false }) }
 
 // Cut holds both directions.

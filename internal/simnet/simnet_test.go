@@ -190,6 +190,35 @@ func TestHeldDirection(t *testing.T) {
 	})
 }
 
+// What was sent into a held direction comes when TCP would send it again, and nothing overtakes it.
+func TestSentAgain(t *testing.T) {
+	for _, x := range []struct{ held, late time.Duration }{{time.Second, 400 * time.Millisecond}, {10 * time.Second, 2600 * time.Millisecond}, {30 * time.Minute, 2 * time.Minute}} {
+		bubble(t, func(t *testing.T, w *world) {
+			w.n.Hold("a", "b")
+			write(t, w.x, "one")
+			time.Sleep(x.held)
+			w.n.Release("a", "b")
+			released := time.Now()
+			write(t, w.x, "two")
+			read(t, w.y, "onetwo")
+			if late := time.Since(released); late > x.late || late < x.late/2 && x.late < time.Minute {
+				t.Errorf("held for %v: arrived %v after", x.held, late)
+			}
+			write(t, w.x, "three")
+			read(t, w.y, "three")
+			w.n.Hold("a", "b") // and nothing is sent
+			time.Sleep(time.Hour)
+			w.n.Release("a", "b")
+			released = time.Now()
+			write(t, w.x, "four")
+			read(t, w.y, "four")
+			if !time.Now().Equal(released) {
+				t.Error("what was sent after the release was late")
+			}
+		})
+	}
+}
+
 func TestDelay(t *testing.T) {
 	bubble(t, func(t *testing.T, w *world) {
 		w.n.Delay("a", "b", time.Second)
