@@ -275,7 +275,7 @@ func wipeSection(b *bench) error {
 		return err
 	}
 	topic, steady := b.topic(), b.topic()
-	if err := b.createReplicated(v.process, topic, 200, 3, map[string]string{"remote.storage.enable": "true", "segment.bytes": "1048576", "retention.ms": "-1"}); err != nil {
+	if err := b.createReplicated(v.process, topic, 200, 3, map[string]string{"remote.storage.enable": "true", "internal.segment.bytes": "300000", "retention.ms": "-1"}); err != nil {
 		return err
 	}
 	if err := b.createReplicated(v.process, steady, 6, 3, nil); err != nil {
@@ -496,7 +496,7 @@ func controllerSection(b *bench) error {
 	if k != nil {
 		clusters = append(clusters, k)
 	}
-	commits := row{section: section, what: "changes of a topic's config, 64 at a time", unit: "/s", target: "≥ 1,000/s"}
+	commits := row{section: section, what: "changes of a topic's config, 16 at a time", unit: "/s", target: "≥ 1,000/s"}
 	late := row{section: section, what: "… p99", unit: "ms", lowerIsBetter: true, target: "< 20 ms"}
 	made := row{section: section, what: "10,000 partitions of three replicas created and in sync", unit: "s", lowerIsBetter: true, target: "< 30 s"}
 	back := row{section: section, what: "restart of a broker with 5,000 partitions, to in sync everywhere", unit: "s", lowerIsBetter: true, target: "< 10 s"}
@@ -527,7 +527,7 @@ func (b *bench) commits(n *nodes) (perSecond, p99 []float64, err error) {
 	if err := b.createReplicated(n.process, topic, 1, 3, nil); err != nil {
 		return nil, nil, err
 	}
-	const workers = 64
+	const workers = 16
 	for range b.rounds + 1 {
 		var mu sync.Mutex
 		var took []float64
@@ -542,7 +542,7 @@ func (b *bench) commits(n *nodes) (perSecond, p99 []float64, err error) {
 					return
 				}
 				defer adm.Close()
-				for i := range 50 {
+				for i := range 200 {
 					value := fmt.Sprint(1_000_000 + w*1000 + i)
 					at := time.Now()
 					_, err := adm.AlterTopicConfigs(b.ctx, []kadm.AlterConfig{{Op: kadm.SetConfig, Name: "retention.ms", Value: &value}}, topic)

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -16,11 +17,12 @@ func TestSegmentBordersThatDiffer(t *testing.T) {
 	c := newCluster(t, 3)
 	c.start()
 	c.createTopic("borders", 1, 3, smallTrimmed...)
+	c.level("borders")
 	cl := c.client(kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerBatchCompression(kgo.NoCompression()))
 	written := 0
 	for round := range 6 {
 		id := int32(round%3) + 1
-		c.varve("topic", "reassign", "borders:0", "--to", []string{"", "1,2,3", "2,3,1", "3,1,2"}[id], "--wait", "-b", c.seeds())
+		c.varve("topic", "reassign", "borders:0", "--to", []string{"", "1,2,3", "2,3,1", "3,1,2"}[id], "--wait")
 		c.lead("borders", id)
 		produce(t, cl, "borders", written, 1700)
 		written += 1700
@@ -42,7 +44,7 @@ func TestSegmentBordersThatDiffer(t *testing.T) {
 		return true
 	})
 	for id := int32(1); id <= 3; id++ {
-		c.varve("topic", "reassign", "borders:0", "--to", []string{"", "1,2,3", "2,3,1", "3,1,2"}[id], "--wait", "-b", c.seeds())
+		c.varve("topic", "reassign", "borders:0", "--to", []string{"", "1,2,3", "2,3,1", "3,1,2"}[id], "--wait")
 		c.lead("borders", id)
 		readAll(t, c.nodes[0], "borders", written)
 	}
@@ -65,7 +67,8 @@ func TestReadersOfARack(t *testing.T) {
 		body, _ := c.node(id).get("/metrics")
 		return strings.Contains(body, `kafka_server_brokertopicmetrics_bytesout_total{topic="racks"}`)
 	}
-	reader := c.client(kgo.Rack("rack-"+string(rune('a'+near-1))), kgo.ConsumeTopics("racks"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	// This client leaves a replica that died when it asks the leader again, which it does after half an hour unless told.
+	reader := c.client(kgo.RecheckPreferredReplicaInterval(500*time.Millisecond), kgo.Rack("rack-"+string(rune('a'+near-1))), kgo.ConsumeTopics("racks"), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
 	next := 0
 	read := func(upTo int) {
 		t.Helper()
@@ -106,8 +109,7 @@ func TestThinReplicasThicken(t *testing.T) {
 		third -= r
 	}
 	before := c.node(third).copied()
-	to := strings.Join([]string{string(rune('0' + first.Leader)), string(rune('0' + third))}, ",")
-	c.varve("topic", "reassign", "thick:0", "--to", to, "--wait", "-b", c.seeds())
+	c.varve("topic", "reassign", "thick:0", "--to", fmt.Sprintf("%d,%d", third, first.Leader), "--wait")
 	local := func() (start, bytes int64) {
 		for _, p := range c.describe("thick") {
 			for _, r := range p.Detail {
