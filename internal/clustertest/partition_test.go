@@ -1,6 +1,7 @@
 package clustertest
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"slices"
@@ -8,6 +9,8 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // TestLeaderThatDoesNotReachTheController: its heartbeats are lost, or it is cut off from all other nodes, while clients
@@ -255,4 +258,58 @@ func TestMinorityDecidesNothing(t *testing.T) {
 		}
 		c.InSync(now, "before", time.Minute)
 	}, "auto.create.topics.enable=false")
+}
+
+// TestRequestsWithoutAController: whoever wants something of a controller is told after a while that there is none, before
+// clients give up on the answer, and not one after the other; what needs none goes on.
+func TestRequestsWithoutAController(t *testing.T) {
+	Run(t, 3, func(c *Cluster) {
+		left := c.Nodes[0]
+		c.CreateTopic("orders", c.all(left.ID))
+		c.fill("orders", 0, 10)
+		c.Nodes[1].Kill()
+		c.Nodes[2].Kill()
+		c.Pass(10 * time.Second)
+		made, broker := kmsg.NewPtrMetadataRequest(), kmsg.NewPtrUnregisterBrokerRequest()
+		made.AllowAutoTopicCreation, broker.BrokerID = true, 2
+		for _, name := range []string{"orders", "not-there"} {
+			t := kmsg.NewMetadataRequestTopic()
+			t.Topic = kmsg.StringPtr(name)
+			made.Topics = append(made.Topics, t)
+		}
+		configs := kmsg.NewPtrIncrementalAlterConfigsRequest()
+		r := kmsg.NewIncrementalAlterConfigsRequestResource()
+		r.ResourceType, r.ResourceName = kmsg.ConfigResourceTypeTopic, "orders"
+		k := kmsg.NewIncrementalAlterConfigsRequestResourceConfig()
+		k.Name, k.Value = "retention.ms", kmsg.StringPtr("1000")
+		r.Configs = append(r.Configs, k)
+		configs.Resources = append(configs.Resources, r)
+		group := kmsg.NewPtrFindCoordinatorRequest()
+		group.CoordinatorKeys = []string{"g"}
+		reqs := []kmsg.Request{made, broker, configs, group, newTopic("another", []int32{1})}
+		for range 8 {
+			reqs = append(reqs, kmsg.NewPtrInitProducerIDRequest())
+		}
+		start := time.Now()
+		errs := make(chan error, len(reqs))
+		for _, req := range reqs {
+			cl := c.Client(kgo.SeedBrokers(left.Address())) // of its own: nobody waits for the answer before
+			go func() {
+				_, err := cl.SeedBrokers()[0].Request(context.Background(), req)
+				if err != nil {
+					err = fmt.Errorf("%T: %w", req, err)
+				}
+				errs <- err
+			}()
+		}
+		for range reqs {
+			if err := <-errs; err != nil {
+				t.Error(err)
+			}
+		}
+		t.Logf("all were answered after %v", time.Since(start))
+		if left.Controller() != -1 {
+			t.Error("a controller is known")
+		}
+	})
 }

@@ -160,17 +160,21 @@ var ErrNoProducerIDs = errors.New("no producer id could be reserved")
 type ProducerIDs struct {
 	client *Client
 
-	mu        sync.Mutex
+	turn      chan struct{} // of one place: who holds it has what follows, and may wait for the controller
 	next, end int64
 }
 
 // NewProducerIDs returns an allocator with no block yet.
-func NewProducerIDs(c *Client) *ProducerIDs { return &ProducerIDs{client: c} }
+func NewProducerIDs(c *Client) *ProducerIDs { return &ProducerIDs{client: c, turn: make(chan struct{}, 1)} }
 
 // Next returns an id that no other call anywhere returns.
 func (p *ProducerIDs) Next(ctx context.Context) (int64, error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
+	select {
+	case p.turn <- struct{}{}:
+		defer func() { <-p.turn }()
+	case <-ctx.Done():
+		return 0, errors.Join(ErrNoProducerIDs, ctx.Err())
+	}
 	if p.next == p.end {
 		first, err := Record[int64](ctx, p.client, controller.ProducerIDsCommand{})
 		if err != nil {

@@ -229,6 +229,8 @@ func (a *API) alterResource(ctx context.Context, r resource, incremental []contr
 	default:
 		return refuse(errInvalidRequest, "Unsupported resource type: %d", r.kind)
 	}
+	ctx, cancel := within(ctx, patience)
+	defer cancel()
 	_, err := a.Control.Do(ctx, c)
 	return err
 }

@@ -78,6 +78,8 @@ func (a *API) ensureInternal(ctx context.Context, name string) error {
 	if _, ok := a.Image().Topics[name]; ok {
 		return nil
 	}
+	ctx, cancel := within(ctx, patience)
+	defer cancel()
 	made, err := control.Do[[]controller.CreatedTopic](ctx, a.Control, controller.CreateTopicsCommand{Topics: []controller.NewTopic{a.internalTopic(name)}})
 	if err != nil {
 		return err

@@ -105,6 +105,8 @@ func (a *API) autoCreate(ctx context.Context, req *kmsg.MetadataRequest) {
 	if len(missing) == 0 {
 		return
 	}
+	ctx, cancel := within(ctx, createdOnDemand)
+	defer cancel()
 	made, err := control.Do[[]controller.CreatedTopic](ctx, a.Control, controller.CreateTopicsCommand{Topics: missing})
 	if err != nil {
 		a.Log.Warn("topics were not created on demand", "cause", err)

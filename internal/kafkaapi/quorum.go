@@ -33,7 +33,9 @@ func (a *API) describeQuorum(ctx context.Context, _ *call, req *kmsg.DescribeQuo
 			if rt.Topic == metadataTopic && rp.Partition == 0 {
 				if !asked {
 					asked = true
+					ctx, cancel := within(ctx, patience)
 					status, failed = a.Control.QuorumStatus(ctx)
+					cancel()
 				}
 				if err = failed; err == nil {
 					quorumRow(&p, status, time.Now())
@@ -101,6 +103,8 @@ func (a *API) addRaftVoter(ctx context.Context, _ *call, req *kmsg.AddRaftVoterR
 // removeRaftVoter serves RemoveRaftVoter (KIP-853). The node stays a broker.
 func (a *API) removeRaftVoter(ctx context.Context, _ *call, req *kmsg.RemoveRaftVoterRequest) *kmsg.RemoveRaftVoterResponse {
 	resp := respond[*kmsg.RemoveRaftVoterResponse](req)
+	ctx, cancel := within(ctx, patience)
+	defer cancel()
 	err := a.sameCluster(req.ClusterID)
 	if err == nil {
 		err = a.Control.RemoveVoter(ctx, req.VoterID)

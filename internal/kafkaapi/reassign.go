@@ -150,6 +150,8 @@ func (a *API) electLeaders(ctx context.Context, _ *call, req *kmsg.ElectLeadersR
 // unregisterBroker serves UnregisterBroker (KIP-631). A broker that is still in replica lists is not forgotten: drain it first.
 func (a *API) unregisterBroker(ctx context.Context, _ *call, req *kmsg.UnregisterBrokerRequest) *kmsg.UnregisterBrokerResponse {
 	resp := respond[*kmsg.UnregisterBrokerResponse](req)
+	ctx, cancel := within(ctx, patience)
+	defer cancel()
 	_, err := a.Control.Do(ctx, controller.UnregisterCommand{Broker: req.BrokerID})
 	resp.ErrorCode, resp.ErrorMessage = code(err), message(err)
 	return resp

@@ -13,6 +13,13 @@ import (
 	"github.com/varve-io/varve/internal/tp"
 )
 
+// How long requests that carry no time-out wait for the active controller, in ms: less than clients wait for an answer. A
+// client that only asks for metadata, and would have a topic made, is not to be held up.
+const (
+	patience        = 9_000
+	createdOnDemand = 2_000
+)
+
 // within bounds a command by the time-out that the client sent.
 func within(ctx context.Context, ms int32) (context.Context, context.CancelFunc) {
 	return context.WithTimeout(ctx, time.Duration(max(ms, 1000))*time.Millisecond)
@@ -260,6 +267,8 @@ func (a *API) initProducerID(ctx context.Context, _ *call, req *kmsg.InitProduce
 		}
 		return resp
 	}
+	ctx, cancel := within(ctx, patience)
+	defer cancel()
 	id, err := a.ProducerIDs.Next(ctx)
 	if err != nil {
 		resp.ErrorCode = code(coordinator.ErrUnavailable)
