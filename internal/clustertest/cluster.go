@@ -60,9 +60,11 @@ type Cluster struct {
 	ended   sync.WaitGroup
 }
 
-// Run starts n brokers, all voters, in a bubble, and stops them after body. sets are KEY=VALUE of all.
+// Run starts n brokers, all voters, in a bubble, and stops them after body. sets are KEY=VALUE of all. The test runs beside
+// others: bubbles share nothing.
 func Run(t *testing.T, n int, body func(c *Cluster), sets ...string) {
 	t.Helper()
+	t.Parallel()
 	stuck := time.AfterFunc(patience, func() { // outside of the bubble: of real time
 		pprof.Lookup("goroutine").WriteTo(os.Stderr, 1)
 		panic(fmt.Sprintf("%s: time has stood still for %v", t.Name(), patience))
