@@ -107,7 +107,8 @@ func TestDebtIsTheLeadersPosition(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	tr := newTransport(nil, nil, d, func() uint64 { return 5 })
+	tr := newTransport(nil, nil, d)
+	tr.applied = func() uint64 { return 5 }
 	ask := func(command any) raft.RPCResponse {
 		answer := make(chan raft.RPCResponse, 1)
 		if tr.admit(raft.RPC{Command: command, RespChan: answer}) {

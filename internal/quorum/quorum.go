@@ -143,13 +143,20 @@ func Open(o Options) (_ *Node, err error) {
 	if n.debt, err = openDebt(o.Dir, !existing && !alone); err != nil {
 		return nil, fmt.Errorf("metadata log in %s: %w", o.Dir, err)
 	}
-	applied := func() uint64 {
+	n.transport = n.newTransport(logger, c.ElectionTimeout)
+	n.transport.applied = func() uint64 {
 		if r := running.Load(); r != nil {
 			return r.AppliedIndex()
 		}
 		return 0
 	}
-	n.transport = n.newTransport(logger, c.ElectionTimeout, applied)
+	n.transport.leads = func(id raft.ServerID, at raft.ServerAddress, term uint64) bool {
+		r := running.Load()
+		if r == nil || r.State() != raft.Leader || r.CurrentTerm() != term {
+			return false
+		}
+		return slices.ContainsFunc(r.GetConfiguration().Configuration().Servers, func(s raft.Server) bool { return s.ID == id && s.Address == at })
+	}
 	switch {
 	case existing:
 	case alone:
@@ -176,14 +183,14 @@ func Open(o Options) (_ *Node, err error) {
 	return n, nil
 }
 
-func (n *Node) newTransport(logger hclog.Logger, election time.Duration, applied func() uint64) *transport {
+func (n *Node) newTransport(logger hclog.Logger, election time.Duration) *transport {
 	if n.o.Hub == nil {
 		_, t := raft.NewInmemTransport(raft.ServerAddress(n.o.Address))
-		return newTransport(t, nil, n.debt, applied)
+		return newTransport(t, nil, n.debt)
 	}
 	s := newStream(n.o.Hub, n.o.Address)
 	t := raft.NewNetworkTransportWithConfig(&raft.NetworkTransportConfig{Stream: s, MaxPool: 3, Logger: logger, Timeout: max(2*election, 2*time.Second)})
-	return newTransport(t, s, n.debt, applied)
+	return newTransport(t, s, n.debt)
 }
 
 func configuration(voters []config.Voter) raft.Configuration {

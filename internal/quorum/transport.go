@@ -32,15 +32,19 @@ type transport struct {
 	network
 	stream  *stream // nil without peers
 	debt    *debt
-	applied func() uint64
+	applied func() uint64                                                   // the last entry that this node applied
+	leads   func(id raft.ServerID, at raft.ServerAddress, term uint64) bool // whether this node leads that member in the term
 	out     chan raft.RPC
 	done    chan struct{}
 	all     sync.WaitGroup
 	once    sync.Once
 }
 
-func newTransport(n network, s *stream, d *debt, applied func() uint64) *transport {
-	return &transport{network: n, stream: s, debt: d, applied: applied, out: make(chan raft.RPC), done: make(chan struct{})}
+// redial is how often a member that cannot be reached is tried again.
+const redial = 200 * time.Millisecond
+
+func newTransport(n network, s *stream, d *debt) *transport {
+	return &transport{network: n, stream: s, debt: d, out: make(chan raft.RPC), done: make(chan struct{})}
 }
 
 // start passes on what arrives.
@@ -71,8 +75,8 @@ func (t *transport) pass(rpc raft.RPC) {
 func (t *transport) admit(rpc raft.RPC) bool {
 	switch m := rpc.Command.(type) {
 	case *raft.AppendEntriesRequest:
-		if m.PrevLogEntry == 0 && m.LeaderCommitIndex == 0 && len(m.Entries) == 0 {
-			return true // a heartbeat tells nothing
+		if heartbeat(m) {
+			return true // it tells nothing
 		}
 		// What is sent now, to a member that is thought to be at PrevLogEntry, is new to it; what is before it may not be.
 		if err := t.debt.learn(max(m.PrevLogEntry, m.LeaderCommitIndex)); err != nil {
@@ -137,10 +141,35 @@ func (t *transport) RequestPreVote(id raft.ServerID, at raft.ServerAddress, m *r
 	return t.network.RequestPreVote(id, at, m, r)
 }
 
+// heartbeat reports whether a message carries nothing but the leader's term.
+func heartbeat(m *raft.AppendEntriesRequest) bool {
+	return m.PrevLogEntry == 0 && m.LeaderCommitIndex == 0 && len(m.Entries) == 0
+}
+
 // AppendEntries notes whom the address belongs to, as do the rest.
 func (t *transport) AppendEntries(id raft.ServerID, at raft.ServerAddress, m *raft.AppendEntriesRequest, r *raft.AppendEntriesResponse) error {
 	t.expect(id, at)
-	return t.network.AppendEntries(id, at, m, r)
+	if heartbeat(m) {
+		return t.network.AppendEntries(id, at, m, r) // raft counts those that fail
+	}
+	return t.persist(id, at, m.Term, func() error { return t.network.AppendEntries(id, at, m, r) })
+}
+
+// persist tries until it succeeds, or this node does not lead that member in the term any more. If raft were told of a
+// failure, it would wait before its next try, up to 10 s when there were many, and a node that is back, or can be reached
+// again, would learn of nothing until then.
+func (t *transport) persist(id raft.ServerID, at raft.ServerAddress, term uint64, try func() error) error {
+	for {
+		err := try()
+		if err == nil || !t.leads(id, at, term) {
+			return err
+		}
+		select {
+		case <-time.After(redial):
+		case <-t.done:
+			return err
+		}
+	}
 }
 
 func (t *transport) AppendEntriesPipeline(id raft.ServerID, at raft.ServerAddress) (raft.AppendPipeline, error) {
@@ -150,6 +179,11 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, at raft.ServerAddres
 
 func (t *transport) InstallSnapshot(id raft.ServerID, at raft.ServerAddress, m *raft.InstallSnapshotRequest, r *raft.InstallSnapshotResponse, data io.Reader) error {
 	t.expect(id, at)
+	hello := &raft.AppendEntriesRequest{RPCHeader: m.RPCHeader, Term: m.Term, Leader: m.Leader}
+	err := t.persist(id, at, m.Term, func() error { return t.network.AppendEntries(id, at, hello, new(raft.AppendEntriesResponse)) })
+	if err != nil {
+		return err
+	}
 	return t.network.InstallSnapshot(id, at, m, r, data)
 }
 
