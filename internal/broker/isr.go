@@ -3,6 +3,7 @@ package broker
 import (
 	"context"
 	"errors"
+	"log/slog"
 	"time"
 
 	"github.com/varve-io/varve/internal/control"
@@ -66,7 +67,11 @@ func (b *broker) proposeAll(ctx context.Context, due []*partition.Partition, lag
 		}
 		p.Settle(proposals[i], out, now)
 		if out == partition.Refused && err == nil {
-			b.log.Info("the controller refused an ISR", "partition", p.ID().String(), "cause", reply.Errors[i])
+			level := slog.LevelInfo
+			if errors.Is(reply.Errors[i], controller.ErrIneligibleReplica) {
+				level = slog.LevelDebug // a replica on its way out is in sync to the end
+			}
+			b.log.Log(ctx, level, "the controller refused an ISR", "partition", p.ID().String(), "cause", reply.Errors[i])
 		}
 		if out != partition.Accepted {
 			time.AfterFunc(2*time.Second, func() { b.isrs.mark(p) })
