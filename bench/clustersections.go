@@ -281,7 +281,7 @@ func wipeSection(b *bench) error {
 	if err := b.createReplicated(v.process, steady, 6, 3, nil); err != nil {
 		return err
 	}
-	if _, err := b.produce(v.process, topic, "all", b.n(2_000_000), 1024, 0); err != nil {
+	if _, err := b.produce(v.process, topic, "all", b.n(2_000_000), 1024, 0, kgo.ProducerBatchMaxBytes(64<<10)); err != nil {
 		return err
 	}
 	time.Sleep(10 * time.Second) // uploads
