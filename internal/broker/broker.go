@@ -177,7 +177,7 @@ func (b *broker) run(ctx context.Context) (err error) {
 		stopServing()
 		err = errors.Join(err, serving.Wait())
 		stopAll()
-		return errors.Join(err, ignoreCancel(group.Wait()), b.closeLogs(false))
+		return errors.Join(err, ignoreCancel(group.Wait()), b.closeLogs(false, time.Now().Add(time.Duration(b.static.Int("varve.shutdown.timeout.ms"))*time.Millisecond)))
 	}
 	b.background(groupCtx, group)
 	if err := b.enter(startCtx); err == nil {
@@ -237,6 +237,7 @@ func (b *broker) stop(stopServing func(), served func() error, stopAll func(), e
 	b.notReady("stopping")
 	limit := time.Duration(b.static.Int("varve.shutdown.timeout.ms")) * time.Millisecond
 	b.log.Info("stopping", "timeout", limit.String())
+	deadline := time.Now().Add(limit)
 	grace := time.AfterFunc(limit/2, b.server.CloseAll)
 	defer grace.Stop()
 	b.leave(limit / 4)
@@ -260,7 +261,10 @@ func (b *broker) stop(stopServing func(), served func() error, stopAll func(), e
 	if b.tier != nil {
 		b.tier.close(limit / 8)
 	}
-	err = errors.Join(err, b.closeLogs(true))
+	if least := time.Now().Add(limit / 4); least.After(deadline) {
+		deadline = least
+	}
+	err = errors.Join(err, b.closeLogs(true, deadline))
 	if err == nil {
 		b.log.Info("stopped cleanly")
 	}

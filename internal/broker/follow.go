@@ -282,15 +282,23 @@ func (b *broker) remove(id tp.Partition) {
 	})
 }
 
-// closeLogs closes every log and, if all went well and the end is a clean one, says so for the next start.
-func (b *broker) closeLogs(clean bool) error {
+// closeLogs closes every log and, if all went well and the end is a clean one, says so for the next start. Logs whose turn
+// does not come by the deadline are left as a crash would leave them, which the next start mends.
+func (b *broker) closeLogs(clean bool, deadline time.Time) error {
 	var group errgroup.Group
 	group.SetLimit(workers())
 	var mu sync.Mutex
 	closed := map[tp.Partition]bool{}
 	var failed error
+	late := 0
 	for _, p := range b.replicas.all() {
 		group.Go(func() error {
+			if time.Now().After(deadline) {
+				mu.Lock()
+				defer mu.Unlock()
+				clean, late = false, late+1
+				return nil
+			}
 			dead := p.Cause() != nil && !errors.Is(p.Cause(), errRestoring)
 			var err error
 			if !dead {
@@ -309,6 +317,9 @@ func (b *broker) closeLogs(clean bool) error {
 		})
 	}
 	group.Wait()
+	if late > 0 {
+		b.log.Warn("the time to stop was over before all logs were closed: the next start checks their ends", "left", late)
+	}
 	failed = errors.Join(failed, b.dir.save(func(known marks) marks {
 		m := b.marks(known)
 		for _, p := range b.replicas.all() {

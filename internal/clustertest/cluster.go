@@ -34,6 +34,7 @@ import (
 	"github.com/varve-io/varve/internal/config"
 	"github.com/varve-io/varve/internal/objstore"
 	"github.com/varve-io/varve/internal/simnet"
+	"github.com/varve-io/varve/internal/vfs"
 )
 
 // patience is how long a bubble may take, in real time.
@@ -113,6 +114,7 @@ type Node struct {
 	ID    int32
 	Host  string
 	Store *objstore.Faults // the bucket as this process sees it
+	FS    vfs.FS           // of the partitions, from the next start on; nil is the operating system's
 
 	c       *Cluster
 	sets    []string
@@ -179,7 +181,7 @@ func (n *Node) Start() {
 	ctx, cancel := context.WithCancel(context.Background())
 	n.cancel = cancel
 	logger := slog.New(slog.NewTextHandler(n.log, nil)).With("process", n.process)
-	options := broker.Options{Config: values, Logger: logger, Network: n.view, Bucket: n.Store, Started: func([]string) { close(started) }}
+	options := broker.Options{Config: values, Logger: logger, FS: n.FS, Network: n.view, Bucket: n.Store, Started: func([]string) { close(started) }}
 	c.ended.Go(func() {
 		err := broker.Run(ctx, options)
 		if err != nil && ctx.Err() == nil {

@@ -165,7 +165,9 @@ type ProducerIDs struct {
 }
 
 // NewProducerIDs returns an allocator with no block yet.
-func NewProducerIDs(c *Client) *ProducerIDs { return &ProducerIDs{client: c, turn: make(chan struct{}, 1)} }
+func NewProducerIDs(c *Client) *ProducerIDs {
+	return &ProducerIDs{client: c, turn: make(chan struct{}, 1)}
+}
 
 // Next returns an id that no other call anywhere returns.
 func (p *ProducerIDs) Next(ctx context.Context) (int64, error) {

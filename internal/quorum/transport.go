@@ -179,7 +179,7 @@ func (t *transport) AppendEntriesPipeline(id raft.ServerID, at raft.ServerAddres
 
 func (t *transport) InstallSnapshot(id raft.ServerID, at raft.ServerAddress, m *raft.InstallSnapshotRequest, r *raft.InstallSnapshotResponse, data io.Reader) error {
 	t.expect(id, at)
-	hello := &raft.AppendEntriesRequest{RPCHeader: m.RPCHeader, Term: m.Term, Leader: m.Leader}
+	hello := &raft.AppendEntriesRequest{RPCHeader: m.RPCHeader, Term: m.Term}
 	err := t.persist(id, at, m.Term, func() error { return t.network.AppendEntries(id, at, hello, new(raft.AppendEntriesResponse)) })
 	if err != nil {
 		return err
