@@ -3,12 +3,12 @@ package broker
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync"
 	"time"
 
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/replication"
 	"github.com/varve-io/varve/internal/tier"
 )
 
@@ -63,13 +63,9 @@ func (b *broker) restore(ctx context.Context, p *partition.Partition, t target) 
 func (b *broker) continueBehind(ctx context.Context, p *partition.Partition, t target) error {
 	remote := t.state.Remote
 	segment := remote.Find(remote.End())
-	epochs, err := b.tier.reader.LeaderEpochs(ctx, segment)
+	epochs, snapshot, err := replication.Auxiliary(ctx, b.tier.reader, segment)
 	if err != nil {
-		return fmt.Errorf("leader epochs of segment %s: %w", segment.ID, err)
-	}
-	snapshot, err := b.tier.reader.ProducerSnapshot(ctx, segment)
-	if err != nil {
-		return fmt.Errorf("producers of segment %s: %w", segment.ID, err)
+		return err
 	}
 	_, start, _ := b.dir.of(t.id)
 	start = max(start, t.state.LogStart, remote.Start())

@@ -11,6 +11,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/varve-io/varve/internal/follower"
+	"github.com/varve-io/varve/internal/leaderepoch"
+	"github.com/varve-io/varve/internal/tier"
 )
 
 // asker asks one leader for offsets, over a connection of its own.
@@ -126,6 +128,18 @@ func (s *Service) aside(ctx context.Context, l *lane, m *member, step follower.S
 	}()
 }
 
+// Auxiliary reads what a replica needs that continues behind a remote segment: its lineage, and the snapshot of its
+// producers (KIP-405, auxiliary state).
+func Auxiliary(ctx context.Context, from State, s *tier.Segment) (epochs []leaderepoch.Entry, snapshot []byte, err error) {
+	if epochs, err = from.LeaderEpochs(ctx, s); err != nil {
+		return nil, nil, fmt.Errorf("leader epochs of segment %s: %w", s.ID, err)
+	}
+	if snapshot, err = from.ProducerSnapshot(ctx, s); err != nil {
+		return nil, nil, fmt.Errorf("producers of segment %s: %w", s.ID, err)
+	}
+	return epochs, snapshot, nil
+}
+
 // load reads lineage and producers; it returns with m locked.
 func (s *Service) load(ctx context.Context, m *member, step follower.Step) follower.Effect {
 	s.o.Observe(Event{Partition: m.id, Building: true})
@@ -137,16 +151,7 @@ func (s *Service) load(ctx context.Context, m *member, step follower.Step) follo
 	defer s.loads.Release(1)
 	ctx, cancel := context.WithTimeout(ctx, s.o.Config().Timeout)
 	defer cancel()
-	epochs, err := s.o.State.LeaderEpochs(ctx, step.Segment)
-	if err != nil {
-		err = fmt.Errorf("leader epochs of segment %s: %w", step.Segment.ID, err)
-	}
-	var snapshot []byte
-	if err == nil {
-		if snapshot, err = s.o.State.ProducerSnapshot(ctx, step.Segment); err != nil {
-			err = fmt.Errorf("producers of segment %s: %w", step.Segment.ID, err)
-		}
-	}
+	epochs, snapshot, err := Auxiliary(ctx, s.o.State, step.Segment)
 	if err != nil {
 		s.o.Observe(Event{Partition: m.id, Building: true, Err: err})
 	}

@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-
 	"slices"
 	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
-
 	"golang.org/x/time/rate"
 
 	"github.com/varve-io/varve/internal/fetch"
