@@ -177,7 +177,7 @@ func (b *broker) run(ctx context.Context) (err error) {
 		stopServing()
 		err = errors.Join(err, serving.Wait())
 		stopAll()
-		return errors.Join(err, ignoreCancel(group.Wait()), b.closeLogs(false, time.Now().Add(time.Duration(b.static.Int("varve.shutdown.timeout.ms"))*time.Millisecond)))
+		return errors.Join(err, ignoreCancel(group.Wait()), b.closeLogs(false, time.Now().Add(b.static.Millis("varve.shutdown.timeout.ms"))))
 	}
 	b.background(groupCtx, group)
 	if err := b.enter(startCtx); err == nil {
@@ -235,7 +235,7 @@ func (b *broker) cause() error {
 // of a clean end. The time for it is bounded; what does not end by then is cut off, and the next start scans.
 func (b *broker) stop(stopServing func(), served func() error, stopAll func(), ended func() error) error {
 	b.notReady("stopping")
-	limit := time.Duration(b.static.Int("varve.shutdown.timeout.ms")) * time.Millisecond
+	limit := b.static.Millis("varve.shutdown.timeout.ms")
 	b.log.Info("stopping", "timeout", limit.String())
 	deadline := time.Now().Add(limit)
 	grace := time.AfterFunc(limit/2, b.server.CloseAll)
@@ -312,9 +312,9 @@ func (b *broker) assemble() error {
 	b.changed.Store(&first)
 	b.seen = metadata.Empty()
 	b.applied.Store(b.seen)
-	ms := func(key string) time.Duration { return time.Duration(b.static.Int64(key)) * time.Millisecond }
 	b.control = control.New(control.Options{NodeID: b.self, Quorum: b.quorum, Hub: b.nodes.hub, Env: b.env, Await: b.await, Bootstrap: b.bootstrapServers,
-		SessionTimeout: ms("broker.session.timeout.ms"), Grace: min(ms("varve.broker.disconnect.grace.ms"), ms("broker.session.timeout.ms")), Logger: b.log})
+		SessionTimeout: b.static.Millis("broker.session.timeout.ms"), Grace: min(b.static.Millis("varve.broker.disconnect.grace.ms"), b.static.Millis("broker.session.timeout.ms")),
+		Logger: b.log})
 	b.groups = coordinator.New(b.groupConfig, b.log)
 	if b.replicated, err = newReplicationMetrics(b.registry); err != nil {
 		return err
@@ -340,7 +340,7 @@ func (b *broker) assemble() error {
 		services.TierLookup, services.TierLag = b.tier.reader, b.tier.service.Lag
 	}
 	limits := server.Limits{FrameMax: b.static.Int("socket.request.max.bytes"), ConnectionsMax: b.static.Int("max.connections"),
-		Idle: time.Duration(b.static.Int64("connections.max.idle.ms")) * time.Millisecond}
+		Idle: b.static.Millis("connections.max.idle.ms")}
 	connections := prometheus.NewGauge(prometheus.GaugeOpts{Name: "kafka_server_socketservermetrics_connection_count", Help: "Open client connections."})
 	refused := prometheus.NewCounter(prometheus.CounterOpts{Name: "varve_connections_refused_total", Help: "Connections closed because max.connections were open."})
 	b.registry.MustRegister(connections, refused, b.gauges())
@@ -354,7 +354,7 @@ func (b *broker) groupConfig() coordinator.Config {
 	if t, ok := b.quorum.Image().Topics[coordinator.Topic]; ok {
 		partitions = len(t.Partitions)
 	}
-	return coordinator.Config{Partitions: partitions, CommitTimeout: time.Duration(c.Int64("offsets.commit.timeout.ms")) * time.Millisecond, Group: group.Config{
+	return coordinator.Config{Partitions: partitions, CommitTimeout: c.Millis("offsets.commit.timeout.ms"), Group: group.Config{
 		SessionMinMs: c.Int64("group.min.session.timeout.ms"), SessionMaxMs: c.Int64("group.max.session.timeout.ms"),
 		InitialDelayMs: c.Int64("group.initial.rebalance.delay.ms"), SizeMax: c.Int("group.max.size"), MetadataMax: c.Int("offset.metadata.max.bytes"),
 		OffsetRetentionMs: c.Int64("offsets.retention.minutes") * 60_000}}
@@ -400,7 +400,7 @@ func (b *broker) begin(ctx context.Context) error {
 func workers() int { return max(4, 2*runtime.GOMAXPROCS(0)) }
 
 func (b *broker) deleteDelay() time.Duration {
-	return time.Duration(b.static.Int64("varve.remote.delete.delay.ms")) * time.Millisecond
+	return b.static.Millis("varve.remote.delete.delay.ms")
 }
 
 // tierFailed tells of failed reads of the bucket; the log counts what repeats.

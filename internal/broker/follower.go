@@ -29,9 +29,8 @@ func (b *broker) openReplication() {
 
 func (b *broker) replicationConfig() replication.Config {
 	c := b.static
-	ms := func(key string) time.Duration { return time.Duration(c.Int64(key)) * time.Millisecond }
 	return replication.Config{MaxBytes: int32(c.Int("replica.fetch.max.bytes")), ResponseMaxBytes: int32(c.Int("replica.fetch.response.max.bytes")),
-		MinBytes: int32(c.Int("replica.fetch.min.bytes")), MaxWait: ms("replica.fetch.wait.max.ms"), Timeout: ms("replica.socket.timeout.ms")}
+		MinBytes: int32(c.Int("replica.fetch.min.bytes")), MaxWait: c.Millis("replica.fetch.wait.max.ms"), Timeout: c.Millis("replica.socket.timeout.ms")}
 }
 
 // followerConfig is asked for at each decision of a follower, so that the option may be changed while it runs.
@@ -39,7 +38,7 @@ func (b *broker) followerConfig(p *partition.Partition) func() follower.Config {
 	return func() follower.Config {
 		c := p.Log().Config()
 		return follower.Config{Tiered: c.Tiered && b.tier != nil, Compacted: c.Compact, FromTier: b.config().Bool("follower.fetch.last.tiered.offset.enable"),
-			Backoff: time.Duration(b.static.Int64("replica.fetch.backoff.ms")) * time.Millisecond}
+			Backoff: b.static.Millis("replica.fetch.backoff.ms")}
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 // proposeISRs tells the controller of ISRs that are not what they should be, one request at a time with all that is due.
 func (b *broker) proposeISRs(ctx context.Context) error {
 	lag := func() time.Duration {
-		return time.Duration(b.config().Int64("replica.lag.time.max.ms")) * time.Millisecond
+		return b.config().Millis("replica.lag.time.max.ms")
 	}
 	timer := time.NewTimer(lag() / 2)
 	defer timer.Stop()
@@ -50,7 +50,7 @@ func (b *broker) proposeAll(ctx context.Context, due []*partition.Partition, lag
 	if len(parts) == 0 {
 		return
 	}
-	attempt, cancel := context.WithTimeout(ctx, time.Duration(b.static.Int64("broker.session.timeout.ms"))*time.Millisecond)
+	attempt, cancel := context.WithTimeout(ctx, b.static.Millis("broker.session.timeout.ms"))
 	defer cancel()
 	reply, err := control.Record[controller.AlterPartitionsReply](attempt, b.control, cmd)
 	now = time.Now()

@@ -70,7 +70,7 @@ func (b *broker) openQuorum(endpoints []metadata.Endpoint) (err error) {
 		lost = fmt.Errorf("data directory %s belongs to cluster %s, but its metadata log in %s is empty: restore it from a copy", b.dir.path, b.dir.meta.ClusterID, filepath.Join(b.dir.path, "metadata"))
 	}
 	b.quorum, err = quorum.Open(quorum.Options{Dir: filepath.Join(b.dir.path, "metadata"), NodeID: b.self, Logger: b.log, Hub: b.nodes.hub, Voters: voters, Address: b.address,
-		ElectionTimeout: time.Duration(b.static.Int64("controller.quorum.election.timeout.ms")) * time.Millisecond, Lost: lost})
+		ElectionTimeout: b.static.Millis("controller.quorum.election.timeout.ms"), Lost: lost})
 	return err
 }
 
@@ -109,7 +109,7 @@ func (b *broker) join(ctx context.Context, endpoints []metadata.Endpoint) error 
 	record := metadata.BrokerRecord{ID: b.self, Incarnation: b.incarnation, Rack: b.static.Get("broker.rack"), Listeners: endpoints, PeerListener: config.PeerListener(b.static)}
 	said := ""
 	// Whoever has this id may have died just now.
-	taken := time.Now().Add(time.Duration(b.static.Int64("broker.session.timeout.ms")) * time.Millisecond)
+	taken := time.Now().Add(b.static.Millis("broker.session.timeout.ms"))
 	for {
 		if err := b.nameCluster(ctx); err != nil {
 			return err

@@ -43,8 +43,8 @@ func (b *broker) enter(ctx context.Context) error {
 // keepSession sends heartbeats until ctx ends. When the controller has not answered for broker.session.timeout.ms, it has
 // fenced this broker or cannot be reached: others may lead, so this one stops to.
 func (b *broker) keepSession(ctx context.Context) error {
-	interval := time.Duration(b.static.Int64("broker.heartbeat.interval.ms")) * time.Millisecond
-	session := time.Duration(b.static.Int64("broker.session.timeout.ms")) * time.Millisecond
+	interval := b.static.Millis("broker.heartbeat.interval.ms")
+	session := b.static.Millis("broker.session.timeout.ms")
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	expiry := time.AfterFunc(session, func() { b.suspend(true) })

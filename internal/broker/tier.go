@@ -145,7 +145,7 @@ func (b *broker) openTier() error {
 	b.registry.MustRegister(copyMetrics)
 	service := tiering.New(tiering.Options{Self: b.self, Bucket: store, Control: b.control, Image: b.quorum.Image, Config: b.tierConfig, Forget: r.Forget,
 		Upload:      uploader.Options{Prefix: prefix, Write: write, SkipCompressed: true, Limiter: b.tier.copy, Spool: uploader.FileSpool(spool)},
-		Interval:    time.Duration(c.Int64("remote.log.manager.task.interval.ms")) * time.Millisecond,
+		Interval:    c.Millis("remote.log.manager.task.interval.ms"),
 		DeleteDelay: b.deleteDelay(), Workers: c.Int("remote.log.manager.copier.thread.pool.size"), Log: b.log, Observe: func(e tiering.Event) {
 			if _, ok := b.quorum.Image().Topics[e.Topic]; !ok {
 				e.Topic = "" // a deleted topic has no series of its own

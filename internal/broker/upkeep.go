@@ -13,7 +13,6 @@ import (
 
 // background starts what runs beside the server.
 func (b *broker) background(ctx context.Context, group *errgroup.Group) {
-	ms := func(key string) time.Duration { return time.Duration(b.static.Int64(key)) * time.Millisecond }
 	group.Go(func() error { return b.watch(ctx) })
 	group.Go(func() error { return b.keepSession(ctx) })
 	group.Go(func() error { return b.replication.Run(ctx) })
@@ -24,6 +23,7 @@ func (b *broker) background(ctx context.Context, group *errgroup.Group) {
 		group.Go(func() error { b.checkBucket(ctx); return nil })
 		group.Go(func() error { return b.backfill(ctx) })
 	}
+	ms := b.static.Millis
 	every(ctx, group, ms("log.initial.task.delay.ms"), ms("log.retention.check.interval.ms"), b.retain)
 	every(ctx, group, ms("producer.id.expiration.check.interval.ms"), ms("producer.id.expiration.check.interval.ms"), func() {
 		now := time.Now()

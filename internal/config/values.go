@@ -8,6 +8,7 @@ import (
 	"sort"
 	"strconv"
 	"strings"
+	"time"
 )
 
 // Values holds one validated value for every key of its table that was set, and answers defaults for the rest.
@@ -91,6 +92,11 @@ func (v Values) Int64(name string) int64 {
 
 // Int is Int64 for keys that hold 32 bits.
 func (v Values) Int(name string) int { return int(v.Int64(name)) }
+
+// Millis is the value of a key in milliseconds.
+func (v Values) Millis(name string) time.Duration {
+	return time.Duration(v.Int64(name)) * time.Millisecond
+}
 
 // Bool is the value of a boolean key.
 func (v Values) Bool(name string) bool { return v.Get(name) == "true" }

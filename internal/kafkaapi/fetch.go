@@ -44,7 +44,7 @@ func (a *API) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) wire.R
 		Parts: wanted, MaxWait: time.Duration(max(req.MaxWaitMillis, 0)) * time.Millisecond,
 		MinBytes: int(req.MinBytes), MaxBytes: min(int(max(req.MaxBytes, 0)), cfg.Int("fetch.max.bytes")),
 		Committed: req.IsolationLevel == 1, Formats: directfetch.Formats(req),
-		TierWait: time.Duration(cfg.Int("remote.fetch.max.wait.ms")) * time.Millisecond,
+		TierWait: cfg.Millis("remote.fetch.max.wait.ms"),
 		Follower: followerOf(req), Rack: req.Rack, AnyReplica: req.Version >= 11,
 	}
 	if asked.Follower != nil {

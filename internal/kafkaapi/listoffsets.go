@@ -37,7 +37,7 @@ var notListed = listed{-1, -1, -1}
 // of a request are looked up side by side.
 func (a *API) listOffsets(ctx context.Context, _ *call, req *kmsg.ListOffsetsRequest) *kmsg.ListOffsetsResponse {
 	resp := respond[*kmsg.ListOffsetsResponse](req)
-	wait := time.Duration(a.Config().Int64("remote.list.offsets.request.timeout.ms")) * time.Millisecond
+	wait := a.Config().Millis("remote.list.offsets.request.timeout.ms")
 	if req.Version >= 10 && req.TimeoutMillis > 0 {
 		wait = time.Duration(req.TimeoutMillis) * time.Millisecond
 	}
