@@ -141,16 +141,23 @@ func (w *isrs) changes() []string {
 	return w.seen[1:]
 }
 
+// underLoad makes a topic "orders" of three replicas, which neither the active controller leads nor follower, and writes to it.
+func (c *Cluster) underLoad() (controller, leader int32, follower *Node, l *Load) {
+	c.T.Helper()
+	controller = c.Controller()
+	leader = c.other(controller)
+	follower = c.Node(c.other(controller, leader))
+	c.CreateTopic("orders", c.all(leader), [2]string{"min.insync.replicas", "2"})
+	l = c.Load("orders")
+	l.GoesOn(time.Minute)
+	return controller, leader, follower, l
+}
+
 // TestFollowerCutOffFromItsLeader leaves the ISR when it has been behind for replica.lag.time.max.ms, and comes back when it
 // has caught up; nothing else happens to the ISR.
 func TestFollowerCutOffFromItsLeader(t *testing.T) {
 	Run(t, 3, func(c *Cluster) {
-		controller := c.Controller()
-		leader := c.other(controller)
-		follower := c.Node(c.other(controller, leader))
-		c.CreateTopic("orders", c.all(leader), [2]string{"min.insync.replicas", "2"})
-		l := c.Load("orders")
-		l.GoesOn(time.Minute)
+		controller, leader, follower, l := c.underLoad()
 		w := c.Node(controller).watch("orders")
 		l.Longest()
 		c.Net.Cut(c.Node(leader).Host, follower.Host)
@@ -180,12 +187,7 @@ func TestFollowerCutOffFromItsLeader(t *testing.T) {
 // TestFollowerThatIsTooSlow gets half of what is written: it leaves the ISR once, and does not come and go (C50).
 func TestFollowerThatIsTooSlow(t *testing.T) {
 	Run(t, 3, func(c *Cluster) {
-		controller := c.Controller()
-		leader := c.other(controller)
-		follower := c.Node(c.other(controller, leader))
-		c.CreateTopic("orders", c.all(leader), [2]string{"min.insync.replicas", "2"})
-		l := c.Load("orders")
-		l.GoesOn(time.Minute)
+		controller, leader, follower, l := c.underLoad()
 		w := c.Node(controller).watch("orders")
 		// A fetch brings about five records, and there are fifty in a second.
 		c.Net.Delay(c.Node(leader).Host, follower.Host, 200*time.Millisecond)

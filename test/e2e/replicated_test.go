@@ -5,13 +5,20 @@ import (
 	"time"
 )
 
-// TestEveryNodeDiesAndNothingIsLost: each of three nodes in turn is killed, and one hangs for longer than its session.
-func TestEveryNodeDiesAndNothingIsLost(t *testing.T) {
+// underLoad is a cluster of three nodes with a topic "orders" of three partitions, and writes to it that are acknowledged.
+func underLoad(t *testing.T) (*cluster, *load) {
+	t.Helper()
 	c := newCluster(t, 3)
 	c.start()
 	c.createTopic("orders", 3, 3, "min.insync.replicas=2")
 	l := c.load("orders", 3)
 	l.goesOn()
+	return c, l
+}
+
+// TestEveryNodeDiesAndNothingIsLost: each of three nodes in turn is killed, and one hangs for longer than its session.
+func TestEveryNodeDiesAndNothingIsLost(t *testing.T) {
+	c, l := underLoad(t)
 	for i, n := range c.nodes {
 		l.longest()
 		n.kill()
@@ -36,11 +43,7 @@ func TestEveryNodeDiesAndNothingIsLost(t *testing.T) {
 // TestTwoOfThreeDieAtOnce: without a majority nothing is acknowledged; when it is back, everything goes on by itself, on
 // partitions too whose leader lived through it all.
 func TestTwoOfThreeDieAtOnce(t *testing.T) {
-	c := newCluster(t, 3)
-	c.start()
-	c.createTopic("orders", 3, 3, "min.insync.replicas=2")
-	l := c.load("orders", 3)
-	l.goesOn()
+	c, l := underLoad(t)
 	c.nodes[1].kill()
 	c.nodes[2].kill()
 	c.until("the node that is left says why it is not ready", func() bool {
@@ -61,11 +64,7 @@ func TestTwoOfThreeDieAtOnce(t *testing.T) {
 
 // TestRollingRestart: a clean restart of each node costs no error and hardly any time.
 func TestRollingRestart(t *testing.T) {
-	c := newCluster(t, 3)
-	c.start()
-	c.createTopic("orders", 3, 3, "min.insync.replicas=2")
-	l := c.load("orders", 3)
-	l.goesOn()
+	c, l := underLoad(t)
 	for i, n := range c.nodes {
 		l.longest()
 		n.stop()
