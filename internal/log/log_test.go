@@ -746,6 +746,36 @@ func TestDamagedIndexes(t *testing.T) {
 	}
 }
 
+// TestLargeBatchesNeedNoIndexEntry: a finished segment of one large batch has an empty offset index, and nothing is wrong with it.
+func TestLargeBatchesNeedNoIndexEntry(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.SegmentBytes, c.IndexIntervalBytes = 4000, 1000 })
+	r.add(50)
+	r.add(1)
+	r.add(50)
+	r.add(50)
+	if n := len(r.Sealed()); n < 2 {
+		t.Fatalf("%d finished segments", n)
+	}
+	for _, clean := range []bool{true, false} {
+		r.must(r.Close())
+		r.open(clean, 0, 0)
+		if rep := r.Recovery(); rep.IndexesRebuilt != 0 {
+			t.Errorf("clean %v: %+v", clean, rep)
+		}
+	}
+	// A segment of small batches that lost its entries is mended still.
+	r = newRig(t, func(c *Config) { c.SegmentBytes, c.IndexIntervalBytes = 4000, 1000 })
+	for range 60 {
+		r.add(1)
+	}
+	r.must(r.Close())
+	r.must(vfs.WriteFile(r.fs, r.path(0, segment.OffsetIndexSuffix), nil))
+	r.open(true, 0, 0)
+	if rep := r.Recovery(); rep.IndexesRebuilt != 1 {
+		t.Errorf("lost entries: %+v", rep)
+	}
+}
+
 func TestWrongTopicID(t *testing.T) {
 	r := newRig(t, nil)
 	r.must(r.Close())

@@ -140,9 +140,9 @@ func (l *Log) damaged(s foundSegment, next int64, interval int, deep bool) (inde
 	if s.size == 0 {
 		return s.offsets < 0 || s.times < 0, txns
 	}
-	// A finished segment has a time entry unless no record has a time, and an offset entry unless it is short.
+	// A finished segment has a time entry, even if no record has a time.
 	if s.offsets < 0 || s.offsets%segment.OffsetEntrySize != 0 || s.times <= 0 || s.times%segment.TimeEntrySize != 0 ||
-		s.offsets == 0 && s.size > 2*int64(interval) {
+		s.offsets == 0 && !l.needsNoEntry(s, interval) {
 		return true, txns
 	}
 	if !deep {
@@ -169,6 +169,27 @@ func (l *Log) damaged(s foundSegment, next int64, interval int, deep bool) (inde
 		txns = err != nil
 	}
 	return index, txns
+}
+
+// needsNoEntry says whether a segment has no batch that an offset index of that interval would have an entry for: batches may be of
+// any size, and only those that begin above it count.
+func (l *Log) needsNoEntry(s foundSegment, interval int) bool {
+	if s.size <= int64(interval) {
+		return true
+	}
+	h, err := l.files.Acquire(l.path(s.base, segment.LogSuffix), false)
+	if err != nil {
+		return false
+	}
+	defer h.Release()
+	b := segment.NewScanner(h.File, 0, s.size)
+	defer b.Release()
+	for b.Next() {
+		if b.Pos() > int64(interval) {
+			return false
+		}
+	}
+	return b.Err() == nil
 }
 
 // removeFiles deletes names of the folder; missing ones are fine.
