@@ -343,6 +343,7 @@ func (s *Service) copy(ctx context.Context, e *entry, l *log.Log, marks partitio
 		s.mu.Unlock()
 		if started && err != nil && ctx.Err() == nil {
 			s.o.Observe(Event{Topic: seg.Topic, Err: err})
+			s.withdraw(ctx, &seg, err)
 		}
 	}()
 	if err := s.record(ctx, controller.StartCopyCommand{Segment: seg}); err != nil {
@@ -364,6 +365,25 @@ func (s *Service) copy(ctx context.Context, e *entry, l *log.Log, marks partitio
 	s.o.Observe(Event{Topic: seg.Topic, Copied: seg.Size})
 	s.o.Log.Info("segment is in the tier", "partition", p.ID().String(), "start", seg.Start, "end", seg.End, "bytes", seg.Size)
 	return nil
+}
+
+// withdraw removes what an upload left behind whose segment another broker has cleared away meanwhile, as the new leader or
+// because the topic was deleted: nobody would look for it again. A segment that the metadata still has is somebody's to clear away.
+func (s *Service) withdraw(ctx context.Context, seg *tier.Segment, cause error) {
+	if !errors.Is(cause, controller.ErrUnknownTopic) { // its image tells no more than the controller did
+		img := s.o.Image()
+		t, ok := img.TopicsByID[seg.TopicID]
+		if !ok {
+			t, ok = img.Deleting[seg.TopicID]
+		}
+		// The image had the segment before the upload began.
+		if ok && t.Partitions[seg.Partition].Remote.Get(seg.ID) != nil {
+			return
+		}
+	}
+	if err := uploader.Delete(ctx, s.o.Bucket, s.o.Upload.Prefix, seg); err != nil && ctx.Err() == nil {
+		s.o.Log.Warn("objects of an upload that is not wanted any more were not removed, tier fsck finds them", "topic", seg.Topic, "partition", seg.Partition, "segment", seg.ID.String(), "cause", err)
+	}
 }
 
 // clean deletes the objects of segments and then forgets the segments.

@@ -2,6 +2,7 @@ package tiering
 
 import (
 	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -212,6 +213,45 @@ func TestDeletionDuringAnUpload(t *testing.T) {
 				t.Errorf("%d segments are still known", n)
 			}
 			w.clean()
+		})
+	}
+}
+
+// An upload whose segment another broker has cleared away meanwhile, as the new leader or after the topic's end, leaves no object.
+func TestUploadThatOutlivesItsSegment(t *testing.T) {
+	for name, change := range map[string]func(w *world){
+		"topic deleted": func(w *world) { w.must(w.apply(metadata.RemoveTopicRecord{Topic: topicID})) },
+		"new leader": func(w *world) {
+			w.must(w.apply(metadata.PartitionRecord{Topic: topicID, Replicas: []int32{1}, ISR: []int32{1}, Leader: 1, LeaderEpoch: 4, PartitionEpoch: 1}))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, object := range []string{".log", ".indexes", ".rsm-manifest"} {
+				bubble(t, func(t *testing.T) {
+					w := newWorld(t, 9)
+					release := make(chan struct{})
+					w.store.Add(objstore.Fault{Op: objstore.OpPut, Key: object, Times: 1, Block: release})
+					p, s := w.start(0, false)
+					done := p.runs(s)
+					synctest.Wait()
+					if w.store.Blocked(objstore.OpPut) != 1 {
+						t.Fatal("no upload is under way")
+					}
+					stale := w.known()[0].ID
+					change(w)
+					w.must(w.follow(nil))
+					s.Stop(id)
+					w.run(0, false, 10*time.Minute) // the other broker
+					if slices.ContainsFunc(w.known(), func(s *tier.Segment) bool { return s.ID == stale }) {
+						t.Fatal("the other broker left the segment alone")
+					}
+					close(release)
+					time.Sleep(time.Second)
+					p.cancel()
+					w.must(<-done)
+					w.clean()
+				})
+			}
 		})
 	}
 }
