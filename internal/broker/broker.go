@@ -354,7 +354,11 @@ func (b *broker) groupConfig() coordinator.Config {
 	if t, ok := b.quorum.Image().Topics[coordinator.Topic]; ok {
 		partitions = len(t.Partitions)
 	}
-	return coordinator.Config{Partitions: partitions, CommitTimeout: c.Millis("offsets.commit.timeout.ms"), Group: group.Config{
+	expects := func(index int32) bool {
+		_, s, ok := b.quorum.Image().Partition(tp.Partition{Topic: coordinator.Topic, Index: index})
+		return !ok || s.Leader == b.self
+	}
+	return coordinator.Config{Partitions: partitions, Expects: expects, CommitTimeout: c.Millis("offsets.commit.timeout.ms"), Group: group.Config{
 		SessionMinMs: c.Int64("group.min.session.timeout.ms"), SessionMaxMs: c.Int64("group.max.session.timeout.ms"),
 		InitialDelayMs: c.Int64("group.initial.rebalance.delay.ms"), SizeMax: c.Int("group.max.size"), MetadataMax: c.Int("offset.metadata.max.bytes"),
 		OffsetRetentionMs: c.Int64("offsets.retention.minutes") * 60_000}}

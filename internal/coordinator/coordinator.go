@@ -40,20 +40,34 @@ type Config struct {
 	Partitions int // of the topic
 	// CommitTimeout is how long records may take to be committed (offsets.commit.timeout.ms).
 	CommitTimeout time.Duration
+	// Expects says whether this broker is to coordinate a partition's groups, or may be, for all it knows: a request that comes
+	// before the partition is ready waits for it then, a moment. Nil never expects any.
+	Expects func(index int32) bool
 }
+
+// patience is how long a request waits for a partition that is expected. A broker that has just heard of a new leader names it
+// as the coordinator at once, which may be before that one is ready.
+const patience = time.Second
 
 // Groups hosts the groups of this broker.
 type Groups struct {
 	config func() Config
 	log    *slog.Logger
 
-	mu     sync.Mutex
-	shards map[int32]*shard
+	mu      sync.Mutex
+	shards  map[int32]*shard
+	closed  bool
+	changed chan struct{} // closed when a partition is there or loaded
 }
 
 // New returns a host without partitions.
 func New(config func() Config, log *slog.Logger) *Groups {
-	return &Groups{config: config, log: log, shards: map[int32]*shard{}}
+	return &Groups{config: config, log: log, shards: map[int32]*shard{}, changed: make(chan struct{})}
+}
+
+func (gs *Groups) broadcastLocked() {
+	close(gs.changed)
+	gs.changed = make(chan struct{})
 }
 
 // shard is one partition of the topic.
@@ -108,8 +122,14 @@ func (gs *Groups) Elect(part *partition.Partition, done func()) {
 	s := &shard{index: index, part: part, owner: gs, loading: true, groups: map[string]*hosted{},
 		joins: map[group.Token]chan group.JoinResult{}, syncs: map[group.Token]chan group.SyncResult{}}
 	gs.mu.Lock()
+	if gs.closed {
+		gs.mu.Unlock()
+		done()
+		return
+	}
 	old := gs.shards[index]
 	gs.shards[index] = s
+	gs.broadcastLocked()
 	gs.mu.Unlock()
 	if old != nil {
 		old.close()
@@ -117,6 +137,9 @@ func (gs *Groups) Elect(part *partition.Partition, done func()) {
 	go func() {
 		defer done()
 		s.load()
+		gs.mu.Lock()
+		defer gs.mu.Unlock()
+		gs.broadcastLocked()
 	}()
 }
 
@@ -131,9 +154,11 @@ func (gs *Groups) Resign(index int32) {
 	}
 }
 
-// Close resigns everywhere: parked requests are answered with ErrNotCoordinator.
+// Close resigns everywhere and for good: parked requests are answered with ErrNotCoordinator.
 func (gs *Groups) Close() {
 	gs.mu.Lock()
+	gs.closed = true
+	gs.broadcastLocked()
 	shards := gs.shards
 	gs.shards = map[int32]*shard{}
 	gs.mu.Unlock()
@@ -159,19 +184,36 @@ func (s *shard) close() {
 	}
 }
 
-// shard returns the shard of a group, locked and ready.
+// shard returns the shard of a group, locked and ready. It waits for one that is expected, for a moment.
 func (gs *Groups) shard(groupID string) (*shard, error) {
-	gs.mu.Lock()
-	partitions := gs.config().Partitions
-	s := gs.shards[PartitionFor(groupID, partitions)]
-	gs.mu.Unlock()
-	if s == nil {
-		return nil, ErrNotCoordinator
+	var late <-chan time.Time
+	for {
+		c := gs.config()
+		index := PartitionFor(groupID, c.Partitions)
+		gs.mu.Lock()
+		s, changed, closed := gs.shards[index], gs.changed, gs.closed
+		gs.mu.Unlock()
+		err := ErrNotCoordinator
+		if s != nil {
+			err = s.lock()
+		}
+		switch {
+		case err == nil:
+			return s, nil
+		case closed || c.Expects == nil || !c.Expects(index) || !errors.Is(err, ErrNotCoordinator) && !errors.Is(err, ErrLoading):
+			return nil, err
+		}
+		if late == nil {
+			timer := time.NewTimer(patience)
+			defer timer.Stop()
+			late = timer.C
+		}
+		select {
+		case <-changed:
+		case <-late:
+			return nil, err
+		}
 	}
-	if err := s.lock(); err != nil {
-		return nil, err
-	}
-	return s, nil
 }
 
 func (s *shard) lock() error {
