@@ -8,8 +8,8 @@ import (
 	"net"
 	"os"
 	"os/exec"
-	"strconv"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -142,7 +142,9 @@ func TestVotersThatDisagree(t *testing.T) {
 	for _, n := range c.nodes {
 		n.launch()
 	}
-	said := func(n *node) bool { return strings.Contains(n.log(), "voters differ") && strings.Contains(n.log(), other) }
+	said := func(n *node) bool {
+		return strings.Contains(n.log(), "voters differ") && strings.Contains(n.log(), other)
+	}
 	ended := func(n *node) bool { return len(n.done) > 0 }
 	// Of two that disagree the one gives up that hears of the other's list first, and the other one tells whom it refused.
 	c.until("one gives up", func() bool { return slices.ContainsFunc(c.nodes, ended) })
