@@ -514,26 +514,26 @@ func TestRequestsWaitForAnExpectedPartition(t *testing.T) {
 		expected := true
 		w.config.Expects = func(int32) bool { return expected }
 		gs := w.host()
-		ask := func() (error, time.Duration) {
+		ask := func() (time.Duration, error) {
 			start := time.Now()
 			err := gs.Heartbeat("g", "nobody", "", 1)
-			return err, time.Since(start)
+			return time.Since(start), err
 		}
-		if err, took := ask(); !errors.Is(err, ErrNotCoordinator) || took != patience {
+		if took, err := ask(); !errors.Is(err, ErrNotCoordinator) || took != patience {
 			t.Errorf("never elected: %v after %v", err, took)
 		}
 		expected = false
-		if err, took := ask(); !errors.Is(err, ErrNotCoordinator) || took != 0 {
+		if took, err := ask(); !errors.Is(err, ErrNotCoordinator) || took != 0 {
 			t.Errorf("not expected: %v after %v", err, took)
 		}
 		expected = true
 		time.AfterFunc(patience/2, func() { w.elect(gs) })
-		if err, took := ask(); !errors.Is(err, group.ErrUnknownMember) || took != patience/2 {
+		if took, err := ask(); !errors.Is(err, group.ErrUnknownMember) || took != patience/2 {
 			t.Errorf("elected meanwhile: %v after %v", err, took)
 		}
 		gs = w.host()
 		time.AfterFunc(patience/2, gs.Close)
-		if err, took := ask(); !errors.Is(err, ErrNotCoordinator) || took != patience/2 {
+		if took, err := ask(); !errors.Is(err, ErrNotCoordinator) || took != patience/2 {
 			t.Errorf("closed meanwhile: %v after %v", err, took)
 		}
 	})
