@@ -50,6 +50,7 @@ var Table = []Row{
 	{"internal/recordbatch", Core, []string{compress, lz4}},
 	{"internal/leaderepoch", Core, nil},
 	{"internal/producerstate", Core, nil},
+	{"internal/compact", Core, nil},
 	{"internal/segment", Mutex, nil},
 	{"internal/remoteformat", Core, []string{compress}},
 	{"internal/tier", Core, nil},

@@ -100,6 +100,7 @@ type broker struct {
 	metrics     *kafkaapi.Metrics
 	replicated  *replicationMetrics
 	throttles   *throttles
+	cleaner     *cleaner
 	server      *server.Server
 
 	seen     *metadata.Image // the last one that was acted on; unopened is what is left of it
@@ -320,6 +321,10 @@ func (b *broker) assemble() error {
 		return err
 	}
 	b.throttles = newThrottles()
+	if b.cleaner, err = newCleaner(b.registry); err != nil {
+		return err
+	}
+	b.cleaner.bound(b.config())
 	if b.static.Bool("remote.log.storage.system.enable") {
 		if err := b.openTier(); err != nil {
 			return err

@@ -31,23 +31,24 @@ type dataDir struct {
 	known marks      // what the checkpoints hold
 }
 
-// marks are what the checkpoints hold of partitions.
-type marks struct {
-	recovery, starts, highs map[tp.Partition]int64
-}
+// marks are what the checkpoints hold of partitions, by the names of their files.
+type marks map[string]map[tp.Partition]int64
 
-// of returns a partition's marks, 0 where none is known.
-func (d *dataDir) of(id tp.Partition) (recovery, start, high int64) {
+// checkpoints are the files of marks.
+var checkpoints = []string{log.RecoveryPointFile, log.LogStartFile, log.HighWatermarkFile, log.CompactedFile}
+
+// mark returns a partition's mark in a checkpoint, 0 where none is known.
+func (d *dataDir) mark(name string, id tp.Partition) int64 {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	return d.known.recovery[id], d.known.starts[id], d.known.highs[id]
+	return d.known[name][id]
 }
 
 // forget drops the marks of partitions that are deleted and tells whether a checkpoint holds any of them.
 func (d *dataDir) forget(ids []tp.Partition) (held bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, m := range []map[tp.Partition]int64{d.known.recovery, d.known.starts, d.known.highs} {
+	for _, m := range d.known {
 		for _, id := range ids {
 			if _, ok := m[id]; ok {
 				delete(m, id)
@@ -62,7 +63,7 @@ func (d *dataDir) forget(ids []tp.Partition) (held bool) {
 func (d *dataDir) keep(known func(tp.Partition) bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for _, m := range []map[tp.Partition]int64{d.known.recovery, d.known.starts, d.known.highs} {
+	for _, m := range d.known {
 		maps.DeleteFunc(m, func(id tp.Partition, _ int64) bool { return !known(id) })
 	}
 }
@@ -109,7 +110,10 @@ func (d *dataDir) read(logger *slog.Logger) error {
 			return err
 		}
 	}
-	d.known = marks{d.checkpoint(log.RecoveryPointFile, logger), d.checkpoint(log.LogStartFile, logger), d.checkpoint(log.HighWatermarkFile, logger)}
+	d.known = marks{}
+	for _, name := range checkpoints {
+		d.known[name] = d.checkpoint(name, logger)
+	}
 	return nil
 }
 
@@ -164,16 +168,9 @@ func (d *dataDir) save(collect func(known marks) marks, names ...string) error {
 	now := collect(d.known)
 	var errs []error
 	for _, name := range names {
-		from, to := now.recovery, &d.known.recovery
-		switch name {
-		case log.LogStartFile:
-			from, to = now.starts, &d.known.starts
-		case log.HighWatermarkFile:
-			from, to = now.highs, &d.known.highs
-		}
-		err := vfs.WriteFileAtomic(d.fs, d.file(name), log.MarshalCheckpoint(from))
+		err := vfs.WriteFileAtomic(d.fs, d.file(name), log.MarshalCheckpoint(now[name]))
 		if err == nil {
-			*to = from
+			d.known[name] = now[name]
 		}
 		errs = append(errs, err)
 	}

@@ -93,6 +93,7 @@ func (b *broker) catchUp(ctx context.Context, old, img *metadata.Image) {
 	if delta.Configs {
 		b.overlay(img)
 		b.throttles.limit(b.config())
+		b.cleaner.bound(b.config())
 		if b.tier != nil {
 			b.tier.limit(b.config())
 		}
@@ -113,7 +114,7 @@ func (b *broker) catchUp(ctx context.Context, old, img *metadata.Image) {
 	}
 	// Nothing that is known of a deleted partition may be taken for its successor of the same name, now or after a crash.
 	if len(a.remove) > 0 && b.dir.forget(a.remove) {
-		b.checkpoint(log.RecoveryPointFile, log.LogStartFile, log.HighWatermarkFile)
+		b.checkpoint(checkpoints...)
 	}
 	for _, t := range delta.Removed {
 		if _, again := img.Topics[t.Name]; !again {
@@ -177,16 +178,15 @@ func (b *broker) openSome(ctx context.Context, img *metadata.Image) {
 // open opens a partition's log and starts to lead or follow. A log that cannot be opened leaves the partition offline.
 func (b *broker) open(ctx context.Context, t target, v config.Values) {
 	dir := filepath.Join(b.dir.path, t.id.String())
-	recovery, start, _ := b.dir.of(t.id)
 	l, err := log.Open(log.Options{FS: b.dir.fs, Dir: dir, Partition: t.id, TopicID: t.topic.ID, Config: logConfig(v, b.config().Int64("producer.id.expiration.ms")),
-		Clean: b.dir.clean, RecoveryPoint: recovery, LogStart: start, Now: time.Now(), Logger: b.log, Files: b.files, Jitter: jitter})
+		Clean: b.dir.clean, RecoveryPoint: b.dir.mark(log.RecoveryPointFile, t.id), LogStart: b.dir.mark(log.LogStartFile, t.id), Compacted: b.dir.mark(log.CompactedFile, t.id),
+		Now: time.Now(), Logger: b.log, Files: b.files, Jitter: jitter})
 	if err != nil {
 		b.log.Error("partition is offline", "partition", t.id.String(), "cause", err)
 		b.replicas.put(partition.Offline(t.id, t.topic.ID, b.self, err))
 		return
 	}
-	_, _, high := b.dir.of(t.id)
-	p := partition.New(t.id, t.topic.ID, b.self, l, high, partition.Hooks{Trimmed: b.flusher.mark, ISRDue: b.isrs.mark, Rolled: b.rolled})
+	p := partition.New(t.id, t.topic.ID, b.self, l, b.dir.mark(log.HighWatermarkFile, t.id), partition.Hooks{Trimmed: b.flusher.mark, ISRDue: b.isrs.mark, Rolled: b.rolled})
 	b.replicas.put(p)
 	p.Suspend(!b.lease.held())
 	b.adjust(ctx, p, t, v)
@@ -324,11 +324,11 @@ func (b *broker) closeLogs(clean bool, deadline time.Time) error {
 		m := b.marks(known)
 		for _, p := range b.replicas.all() {
 			if closed[p.ID()] {
-				m.recovery[p.ID()] = p.Log().Offsets().End
+				m[log.RecoveryPointFile][p.ID()] = p.Log().Offsets().End
 			}
 		}
 		return m
-	}, log.RecoveryPointFile, log.LogStartFile, log.HighWatermarkFile))
+	}, checkpoints...))
 	if failed == nil && clean {
 		failed = b.dir.markClean(b.epoch.Load())
 	}
@@ -337,18 +337,25 @@ func (b *broker) closeLogs(clean bool, deadline time.Time) error {
 
 // marks collects what the checkpoints are to hold. Of partitions that are not open, yet or any more, they keep what they hold.
 func (b *broker) marks(known marks) marks {
-	m := marks{maps.Clone(known.recovery), maps.Clone(known.starts), maps.Clone(known.highs)}
+	m := marks{}
+	for name, of := range known {
+		m[name] = maps.Clone(of)
+	}
 	for _, p := range b.replicas.all() {
 		l := p.Log()
 		if l == nil {
 			continue
 		}
 		o := l.Offsets()
-		m.recovery[p.ID()], m.highs[p.ID()] = o.RecoveryPoint, p.HighWatermark()
-		if l.Config().Tiered || o.LogStart > 0 {
-			m.starts[p.ID()] = o.LogStart
-		} else {
-			delete(m.starts, p.ID())
+		id := p.ID()
+		m[log.RecoveryPointFile][id], m[log.HighWatermarkFile][id] = o.RecoveryPoint, p.HighWatermark()
+		// Few partitions need these.
+		for name, at := range map[string]int64{log.LogStartFile: o.LogStart, log.CompactedFile: l.Compacted()} {
+			if at > 0 || name == log.LogStartFile && l.Config().Tiered {
+				m[name][id] = at
+			} else {
+				delete(m[name], id)
+			}
 		}
 	}
 	return m

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/varve-io/varve/internal/compact"
 	"github.com/varve-io/varve/internal/config"
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/metadata"
@@ -72,6 +73,8 @@ func logConfig(v config.Values, producerExpirationMs int64) log.Config {
 		TimestampBeforeMaxMs: v.Int64("message.timestamp.before.max.ms"), TimestampAfterMaxMs: v.Int64("message.timestamp.after.max.ms"),
 		Compression: v.Get("compression.type"), FlushMessages: v.Int64("flush.messages"), FlushMs: v.Int64("flush.ms"),
 		Compact: slices.Contains(v.List("cleanup.policy"), "compact"), Delete: slices.Contains(v.List("cleanup.policy"), "delete"),
+		Compaction: compact.Config{DirtyRatio: v.Float("min.cleanable.dirty.ratio"), MinLagMs: v.Int64("min.compaction.lag.ms"),
+			MaxLagMs: v.Int64("max.compaction.lag.ms"), DeleteRetentionMs: v.Int64("delete.retention.ms")},
 		Tiered: v.Bool("remote.storage.enable"), CopyDisabled: v.Bool("remote.log.copy.disable"),
 		ProducerIDExpirationMs: producerExpirationMs, FileDeleteDelayMs: v.Int64("file.delete.delay.ms"),
 	}

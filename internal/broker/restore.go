@@ -67,8 +67,7 @@ func (b *broker) continueBehind(ctx context.Context, p *partition.Partition, t t
 	if err != nil {
 		return err
 	}
-	_, start, _ := b.dir.of(t.id)
-	start = max(start, t.state.LogStart, remote.Start())
+	start := max(b.dir.mark(log.LogStartFile, t.id), t.state.LogStart, remote.Start())
 	if err := p.Rebuild(segment.End+1, start, epochs, snapshot); err != nil {
 		return err
 	}

@@ -23,6 +23,7 @@ func (b *broker) background(ctx context.Context, group *errgroup.Group) {
 		group.Go(func() error { b.checkBucket(ctx); return nil })
 		group.Go(func() error { return b.backfill(ctx) })
 	}
+	b.compactLogs(ctx, group)
 	ms := b.static.Millis
 	every(ctx, group, ms("log.initial.task.delay.ms"), ms("log.retention.check.interval.ms"), b.retain)
 	every(ctx, group, ms("producer.id.expiration.check.interval.ms"), ms("producer.id.expiration.check.interval.ms"), func() {

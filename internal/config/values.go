@@ -93,6 +93,15 @@ func (v Values) Int64(name string) int64 {
 // Int is Int64 for keys that hold 32 bits.
 func (v Values) Int(name string) int { return int(v.Int64(name)) }
 
+// Float is the value of a key of kind Double.
+func (v Values) Float(name string) float64 {
+	f, err := strconv.ParseFloat(v.Get(name), 64)
+	if err != nil {
+		panic("config: " + name + " is no number: " + err.Error())
+	}
+	return f
+}
+
 // Millis is the value of a key in milliseconds.
 func (v Values) Millis(name string) time.Duration {
 	return time.Duration(v.Int64(name)) * time.Millisecond

@@ -45,7 +45,7 @@ func KindOf(name string) Kind {
 	switch name {
 	case "leader-epoch-checkpoint":
 		return KindEpochs
-	case log.RecoveryPointFile, log.LogStartFile, log.HighWatermarkFile, "cleaner-offset-checkpoint":
+	case log.RecoveryPointFile, log.LogStartFile, log.HighWatermarkFile, log.CompactedFile:
 		return KindOffsets
 	case "partition.metadata":
 		return KindPartition

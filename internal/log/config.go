@@ -4,6 +4,7 @@ import (
 	"math"
 	"time"
 
+	"github.com/varve-io/varve/internal/compact"
 	"github.com/varve-io/varve/internal/recordbatch"
 	"github.com/varve-io/varve/internal/segment"
 )
@@ -21,6 +22,7 @@ type Config struct {
 	CompressionLevel                          int    // of that codec; 0 is its default
 	FlushMessages, FlushMs                    int64
 	Compact, Delete                           bool // cleanup.policy
+	Compaction                                compact.Config
 	Tiered, CopyDisabled                      bool // remote.storage.enable, remote.log.copy.disable
 	ProducerIDExpirationMs                    int64
 	FileDeleteDelayMs                         int64 // unused here: open views keep their files
@@ -34,6 +36,7 @@ func DefaultConfig() Config {
 		RetentionMs: 7 * 24 * 3600 * 1000, RetentionBytes: -1, LocalRetentionMs: -2, LocalRetentionBytes: -2,
 		MaxMessageBytes: 1048588, TimestampBeforeMaxMs: math.MaxInt64, TimestampAfterMaxMs: 3600 * 1000,
 		Compression: "producer", FlushMessages: math.MaxInt64, FlushMs: math.MaxInt64, Delete: true,
+		Compaction:             compact.Config{DirtyRatio: 0.5, MaxLagMs: math.MaxInt64, DeleteRetentionMs: 24 * 3600 * 1000},
 		ProducerIDExpirationMs: 24 * 3600 * 1000, FileDeleteDelayMs: 60000,
 	}
 }
@@ -56,7 +59,11 @@ func (c *Config) LocalRetention() (ms, bytes int64) {
 }
 
 func (c *Config) limits(jitter int64) segment.Limits {
-	return segment.Limits{Bytes: c.SegmentBytes, Ms: c.SegmentMs - jitter, IndexBytes: c.SegmentIndexBytes}
+	ms := c.SegmentMs
+	if c.Compact {
+		ms = min(ms, c.Compaction.MaxLagMs) // what is in the active segment is not compacted (KIP-354)
+	}
+	return segment.Limits{Bytes: c.SegmentBytes, Ms: ms - jitter, IndexBytes: c.SegmentIndexBytes}
 }
 
 // jitter draws a segment's share of segment.jitter.ms.

@@ -16,6 +16,7 @@ const (
 	RecoveryPointFile = "recovery-point-offset-checkpoint"
 	LogStartFile      = "log-start-offset-checkpoint"
 	HighWatermarkFile = "replication-offset-checkpoint"
+	CompactedFile     = "cleaner-offset-checkpoint"
 	MetaFile          = "meta.properties"
 	CleanShutdownFile = ".kafka_cleanshutdown"
 	LockFile          = ".lock"

@@ -100,6 +100,7 @@ type Options struct {
 	// is acknowledged: a stale higher one makes a torn tail look like damage.
 	Clean                   bool
 	RecoveryPoint, LogStart int64
+	Compacted               int64 // that of the checkpoint of compactions, 0 without one
 	Now                     time.Time
 	Logger                  *slog.Logger // nil: discard
 	Files                   *FileCache   // nil: a private one
@@ -170,6 +171,7 @@ type Log struct {
 	epochsStale   bool // the file lacks changes of epochs: writing it failed
 	producers     *producerstate.State
 	snapshots     []int64 // offsets of the snapshot files, rising
+	compacted     int64   // offset up to where no key is new to compaction
 }
 
 // Dir is the partition's folder.

@@ -70,6 +70,9 @@ func Open(o Options) (*Log, error) {
 }
 
 func (l *Log) open(o Options) error {
+	if err := l.resumeCompaction(); err != nil {
+		return err
+	}
 	restarted, err := l.resumeRestart()
 	if err != nil {
 		return err
@@ -545,6 +548,7 @@ func (l *Log) carryOut(o Options, d *survey, p *plan) error {
 		l.recoveryPoint = p.next
 	}
 	l.highWatermark, l.flushedMs = local, nowMs
+	l.compacted = min(max(o.Compacted, 0), p.next)
 	l.activeJitter = o.Config.jitter(l.draw)
 	if r := p.report; r.TornBytes > 0 || r.SegmentsRemoved > 0 || r.IndexesRebuilt > 0 || r.Restarted {
 		l.logger.Warn("log was recovered", "partition", l.partition.String(), "torn bytes cut", r.TornBytes, "segments removed", r.SegmentsRemoved,

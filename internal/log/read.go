@@ -95,9 +95,19 @@ func (l *Log) Read(offset int64, maxBytes int, upTo int64, minOneBatch bool) (*V
 const viewRetries = 5
 
 func retry[T any](l *Log, read func(*view) (T, error)) (out T, err error) {
-	for range viewRetries {
+	for tries := 0; tries < viewRetries; {
 		v := l.current.Load()
-		if out, err = read(v); err == nil || errors.Is(err, ErrOffsetOutOfRange) || l.current.Load() == v {
+		out, err = read(v)
+		if errors.Is(err, segment.ErrReplaced) {
+			l.mu.Lock() // which is held until the replacement is to be seen
+			again := l.current.Load() != v
+			l.mu.Unlock()
+			if again {
+				continue
+			}
+			break
+		}
+		if tries++; err == nil || errors.Is(err, ErrOffsetOutOfRange) || l.current.Load() == v {
 			break
 		}
 	}

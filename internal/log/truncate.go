@@ -63,6 +63,7 @@ func (l *Log) TruncateTo(offset int64) error {
 	l.syncedBelow = min(l.syncedBelow, r.Base)
 	l.highWatermark = min(l.highWatermark, end)
 	l.remoteEnd = min(l.remoteEnd, end-1)
+	l.compacted = min(l.compacted, end)
 	l.logStart = min(l.logStart, end)
 	segments := append(slices.Clone(l.sealed), l.active.Reader())
 	if l.producers, _, err = l.stateAt(end, l.snapshots, segments, l.flushedMs); err != nil {
@@ -212,6 +213,7 @@ func (l *Log) restartLocked(r restart, epochs []leaderepoch.Entry, snapshot []by
 	l.active, l.sealed, l.producers, l.epochs = active, nil, entries, leaderepoch.New(epochs)
 	l.logStart, l.recoveryPoint, l.highWatermark, l.syncedBelow = r.logStart, r.next, r.next, r.next
 	l.remoteEnd = min(l.remoteEnd, r.next-1)
+	l.compacted = min(l.compacted, r.next)
 	l.dirDirty = true
 	l.publishLocked()
 	return nil

@@ -54,6 +54,7 @@ type Active struct {
 	LastTimestamp    int64
 	CoordinatorEpoch int32 // -1 before the first marker
 	TxnFirstOffset   int64 // -1 if no transaction is open
+	LastOffset       int64 // of the last batch of its epoch; -1 without one
 }
 
 type batch struct {
@@ -85,6 +86,13 @@ func (p *producer) lastSequence() int32 {
 		return -1
 	}
 	return p.batches[p.count-1].lastSequence
+}
+
+func (p *producer) lastOffset() int64 {
+	if p.count == 0 {
+		return -1
+	}
+	return p.batches[p.count-1].lastOffset
 }
 
 func (p *producer) setEpoch(epoch int16) {
@@ -315,7 +323,7 @@ func (s *State) Active() []Active {
 	out := make([]Active, 0, len(s.producers))
 	for _, id := range s.ids() {
 		p := s.producers[id]
-		out = append(out, Active{id, p.epoch, p.lastSequence(), p.lastTimestamp, p.coordinatorEpoch, p.txnFirst})
+		out = append(out, Active{id, p.epoch, p.lastSequence(), p.lastTimestamp, p.coordinatorEpoch, p.txnFirst, p.lastOffset()})
 	}
 	return out
 }

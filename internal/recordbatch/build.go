@@ -44,8 +44,15 @@ func (b *Builder) add(delta int32, r *Record) {
 		b.firstTime, b.maxTime = r.Timestamp, r.Timestamp
 	}
 	b.maxTime = max(b.maxTime, r.Timestamp)
-	s := append(b.scratch[:0], 0)
-	s = binary.AppendVarint(s, r.Timestamp-b.firstTime)
+	b.records, b.scratch = appendRecord(b.records, b.scratch, r, b.firstTime, delta)
+	b.count++
+	b.lastDelta = delta
+}
+
+// appendRecord appends a record of a batch with that base timestamp; scratch is memory to be given back to the next call.
+func appendRecord(to, scratch []byte, r *Record, baseTime int64, delta int32) (records, again []byte) {
+	s := append(scratch[:0], 0)
+	s = binary.AppendVarint(s, r.Timestamp-baseTime)
 	s = binary.AppendVarint(s, int64(delta))
 	s = appendBytes(s, r.Key)
 	s = appendBytes(s, r.Value)
@@ -55,11 +62,8 @@ func (b *Builder) add(delta int32, r *Record) {
 		s = append(s, h.Key...)
 		s = appendBytes(s, h.Value)
 	}
-	b.scratch = s
-	b.records = binary.AppendVarint(b.records, int64(len(s)))
-	b.records = append(b.records, s...)
-	b.count++
-	b.lastDelta = delta
+	to = binary.AppendVarint(to, int64(len(s)))
+	return append(to, s...), s
 }
 
 func appendBytes(s, field []byte) []byte {

@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 
 	"github.com/varve-io/varve/internal/recordbatch"
 	"github.com/varve-io/varve/internal/vfs"
@@ -34,9 +35,35 @@ type growing struct {
 
 // sealed is what is read from the indexes of a finished segment when it is first asked for.
 type sealed struct {
+	replaced atomic.Bool
+
 	mu     sync.Mutex
 	loaded bool
 	max    TimestampOffset
+}
+
+// ErrReplaced: other files took the names of this segment's. Who has its files open reads on.
+var ErrReplaced = errors.New("segment was replaced by a compacted one")
+
+// Replace says that other files are about to take this finished segment's names: the reader opens none any more.
+func (r *Reader) Replace() {
+	r.seal.replaced.Store(true)
+	for _, suffix := range []string{LogSuffix, OffsetIndexSuffix, TimeIndexSuffix, TxnIndexSuffix} {
+		r.files.Forget(r.path + suffix)
+	}
+}
+
+// acquire opens one of the segment's files for reading.
+func (r *Reader) acquire(suffix string) (*Handle, error) {
+	h, err := r.files.Acquire(r.path+suffix, false)
+	// Asked afterwards: names change only once this has been said, so that without it the file is the right one.
+	if r.seal != nil && r.seal.replaced.Load() {
+		if err == nil {
+			h.Release()
+		}
+		return nil, ErrReplaced
+	}
+	return h, err
 }
 
 // OpenSealed makes a reader of a finished segment in a folder. Nothing is read yet.
@@ -55,7 +82,7 @@ func (r *Reader) Path(suffix string) string { return r.path + suffix }
 
 // OpenLog opens the file of batches for reading, so that a reader of a removed segment cannot make it anew; the
 // caller releases it.
-func (r *Reader) OpenLog() (*Handle, error) { return r.files.Acquire(r.path+LogSuffix, false) }
+func (r *Reader) OpenLog() (*Handle, error) { return r.acquire(LogSuffix) }
 
 // useOffsets calls f with the offset index.
 func (r *Reader) useOffsets(f func(*OffsetIndex) error) error {
@@ -83,7 +110,7 @@ func (r *Reader) useTimes(f func(*TimeIndex) error) error {
 }
 
 func (r *Reader) openIndex(suffix string) (*Handle, int64, error) {
-	h, err := r.files.Acquire(r.path+suffix, false)
+	h, err := r.acquire(suffix)
 	if err != nil {
 		return nil, 0, err
 	}

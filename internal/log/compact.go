@@ -1,0 +1,521 @@
+package log
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/varve-io/varve/internal/compact"
+	"github.com/varve-io/varve/internal/recordbatch"
+	"github.com/varve-io/varve/internal/segment"
+	"github.com/varve-io/varve/internal/vfs"
+)
+
+const (
+	cleanedSuffix = ".cleaned"   // of the files that a compaction has written and not yet put in place
+	compactFile   = "compaction" // decides that they take the place of others
+)
+
+// compactWriteBytes is how much a compaction gathers before it writes.
+const compactWriteBytes = 1 << 20
+
+// CompactionPlan says how far the log can be compacted, and whether that is due; stable is the last stable offset.
+func (l *Log) CompactionPlan(stable int64, now time.Time) (compact.Plan, error) {
+	c := l.config.Load().Compaction
+	v := l.current.Load()
+	segments := make([]compact.Segment, len(v.sealed))
+	for i, r := range v.sealed {
+		s := compact.Segment{Base: r.Base, Next: r.Next, Size: r.Size, FirstTimestamp: -1, MaxTimestamp: -1}
+		if latest, err := r.Max(); err == nil {
+			s.MaxTimestamp = latest.Timestamp
+		}
+		if c.MaxLagMs < math.MaxInt64 && r.Size > 0 {
+			first, err := firstTimestamp(r)
+			if err != nil && !errors.Is(err, segment.ErrReplaced) {
+				return compact.Plan{}, fmt.Errorf("%s: plan a compaction: %w", l.partition, err)
+			}
+			s.FirstTimestamp = first
+		}
+		segments[i] = s
+	}
+	return compact.MakePlan(segments, l.Compacted(), stable, now.UnixMilli(), c), nil
+}
+
+// firstTimestamp is the maximum timestamp of a segment's first batch, -1 of an empty one.
+func firstTimestamp(r *segment.Reader) (int64, error) {
+	h, err := r.OpenLog()
+	if err != nil {
+		return -1, err
+	}
+	defer h.Release()
+	s := segment.NewScanner(h.File, 0, r.Size)
+	defer s.Release()
+	if !s.Next() {
+		return -1, s.Err()
+	}
+	return s.Header().MaxTimestamp, nil
+}
+
+// Compacted is the offset up to where the log has been compacted.
+func (l *Log) Compacted() int64 {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.compacted
+}
+
+// CompactOptions bound a compaction. Memory is for the map of keys, in bytes. Throttle is told what is about to be read or written,
+// in bytes, and may wait; nil does not.
+type CompactOptions struct {
+	Memory   int
+	Now      time.Time
+	Throttle func(ctx context.Context, bytes int) error
+}
+
+// CompactResult says what a compaction did. Before and After are the bytes of the segments that it went through.
+type CompactResult struct {
+	From, To      int64 // the range whose keys were new to it
+	Keys          int
+	Used          float64 // share of the map's room
+	Before, After int64
+	Records       int64 // that are left
+	Segments      int   // that there were
+	Left          int   // that there are
+}
+
+// Compact carries out a plan: for each key only the last record stays, tombstones and markers for as long as delete.retention.ms says
+// (Kafka's LogCleaner). Offsets stay as they are. Where the map of keys is too small for the whole range, as much of it is done as it
+// has room for. Segments are replaced one group at a time, each atomically: after a crash a group is the old or the new one. Readers
+// go on meanwhile. Only one compaction of a log may run at a time.
+//
+// An error leaves the log as it is, or with some groups replaced; one while files change their names takes it out of service. Damage is
+// a *CorruptError, other changes meanwhile ErrSegmentsGone.
+func (l *Log) Compact(ctx context.Context, p compact.Plan, o CompactOptions) (CompactResult, error) {
+	res := CompactResult{From: p.From, To: p.From}
+	wrap := func(err error) error { return fmt.Errorf("%s: compact: %w", l.partition, err) }
+	if err := l.FlushUpTo(p.To); err != nil { // what is read must not be what a crash forgets
+		return res, err
+	}
+	cfg := l.config.Load()
+	v := l.current.Load()
+	segments := slices.Clone(v.sealed[:v.find(p.To)])
+	if len(segments) == 0 || p.From >= p.To {
+		return res, nil
+	}
+	aborted, err := l.AbortedTransactions(segments[0].Base, p.To)
+	if err != nil {
+		return res, wrap(err)
+	}
+	slices.SortFunc(aborted, func(a, b AbortedTxn) int { return int(a.FirstOffset - b.FirstOffset) })
+	c := &compact.Cleaner{Map: compact.NewMap(o.Memory, p.To-p.From), Txns: compact.NewTransactions(aborted), Producers: l.lastBatches(o.Now),
+		Now: o.Now.UnixMilli(), Config: cfg.Compaction, Limit: cfg.DecompressLimit}
+	work := &compaction{l: l, ctx: ctx, o: o, cleaner: c, interval: cfg.IndexIntervalBytes}
+	whole, err := work.learn(segments, p, slices.Clone(aborted))
+	if err != nil {
+		return res, wrap(err)
+	}
+	if res.Keys = c.Map.Len(); res.Keys > 0 {
+		res.Used = float64(res.Keys) / float64(res.Keys+c.Map.Room())
+	}
+	res.To = c.Map.Latest + 1
+	if whole {
+		res.To = p.To
+	}
+	if res.To <= p.From {
+		return res, wrap(fmt.Errorf("not one batch of keys fits into %d bytes of log.cleaner.dedupe.buffer.size", o.Memory))
+	}
+	segments = segments[:min(v.find(res.To-1)+1, len(segments))]
+	for _, group := range groups(segments, cfg.SegmentBytes) {
+		for _, r := range group {
+			res.Before += r.Size
+		}
+		res.Segments += len(group)
+		after, records, err := work.rewrite(group)
+		if err != nil {
+			return res, wrap(err)
+		}
+		res.After += after
+		res.Records += records
+		res.Left++
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.active.Next() >= res.To { // else it was cut meanwhile
+		l.compacted = max(l.compacted, res.To)
+	}
+	return res, nil
+}
+
+// lastBatches are the batches that must stay for the log to know its producers.
+func (l *Log) lastBatches(now time.Time) map[int64]compact.LastBatch {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.producers.Expire(now.UnixMilli(), l.config.Load().ProducerIDExpirationMs)
+	out := map[int64]compact.LastBatch{}
+	for _, p := range l.producers.Active() {
+		out[p.ProducerID] = compact.LastBatch{Offset: p.LastOffset, Epoch: p.Epoch}
+	}
+	return out
+}
+
+// groups puts neighbours together that fit into one segment.
+func groups(segments []*segment.Reader, limit int64) (out [][]*segment.Reader) {
+	size := int64(0)
+	for i, r := range segments {
+		last := len(out) - 1
+		if i > 0 && size+r.Size <= limit && r.Next-1-out[last][0].Base <= math.MaxInt32 {
+			out[last] = append(out[last], r)
+			size += r.Size
+			continue
+		}
+		out = append(out, []*segment.Reader{r})
+		size = r.Size
+	}
+	return out
+}
+
+// compaction is the work of one Compact.
+type compaction struct {
+	l        *Log
+	ctx      context.Context
+	o        CompactOptions
+	cleaner  *compact.Cleaner
+	interval int
+}
+
+func (w *compaction) throttle(n int) error {
+	if err := w.ctx.Err(); err != nil || w.o.Throttle == nil {
+		return err
+	}
+	return w.o.Throttle(w.ctx, n)
+}
+
+// scan calls visit with each batch of a segment from an offset on, whole and verified.
+func (w *compaction) scan(r *segment.Reader, from int64, visit func(h *recordbatch.Header, batch []byte) (more bool, err error)) error {
+	h, err := r.OpenLog()
+	if err != nil {
+		return err
+	}
+	defer h.Release()
+	pos := int64(0)
+	if from > r.Base {
+		f, ok, err := r.Find(h.File, from)
+		if err != nil || !ok {
+			return err
+		}
+		pos = f.Position
+	}
+	s := segment.NewBatchScanner(h.File, pos, r.Size)
+	defer s.Release()
+	for s.Next() {
+		batch, err := s.Batch()
+		if err == nil {
+			err = s.Header().Verify(batch)
+		}
+		if err != nil {
+			return &CorruptError{r.Path(segment.LogSuffix), s.Pos(), err}
+		}
+		if err := w.throttle(len(batch)); err != nil {
+			return err
+		}
+		if more, err := visit(s.Header(), batch); err != nil || !more {
+			return err
+		}
+	}
+	if err := s.Err(); err != nil {
+		return &CorruptError{r.Path(segment.LogSuffix), s.Pos(), err}
+	}
+	return nil
+}
+
+// learn fills the map with the keys of the plan's range; whole is false where it has no room for all.
+func (w *compaction) learn(segments []*segment.Reader, p compact.Plan, aborted []AbortedTxn) (whole bool, err error) {
+	// Not those that ended before: their markers are not met.
+	aborted = slices.DeleteFunc(aborted, func(a AbortedTxn) bool { return a.LastOffset < p.From })
+	m, txns := w.cleaner.Map, compact.NewTransactions(aborted)
+	m.Latest = p.From - 1
+	whole = true
+	for _, r := range segments {
+		if r.Next <= p.From || !whole {
+			continue
+		}
+		err := w.scan(r, p.From, func(h *recordbatch.Header, batch []byte) (bool, error) {
+			if h.IsControl() || txns.Data(h) {
+				if h.IsControl() {
+					txns.Marker(h, batch)
+				}
+				m.Latest = max(m.Latest, h.LastOffset())
+				return true, nil
+			}
+			if int(h.Count) > m.Room() {
+				whole = false
+				return false, nil
+			}
+			it, err := recordbatch.Records(batch, w.cleaner.Limit)
+			if err != nil {
+				return false, err
+			}
+			for it.Next() {
+				if rec := it.Record(); rec.Key != nil && rec.Offset >= p.From {
+					m.Put(rec.Key, rec.Offset)
+				}
+			}
+			m.Latest = max(m.Latest, h.LastOffset())
+			return it.Err() == nil, it.Err()
+		})
+		if err != nil {
+			return false, err
+		}
+	}
+	return whole, nil
+}
+
+// rewrite writes what stays of a group aside and puts it in the group's place, unless nothing goes.
+func (w *compaction) rewrite(group []*segment.Reader) (size, records int64, err error) {
+	l, base := w.l, group[0].Base
+	x := segment.NewIndexes(base, w.interval)
+	path := l.path(base, segment.LogSuffix) + cleanedSuffix
+	f, err := l.fs.Create(path)
+	if err != nil {
+		return 0, 0, err
+	}
+	placed := false
+	defer func() {
+		if !placed {
+			err = errors.Join(err, l.removeFiles(stagedNames(base)))
+		}
+	}()
+	var buffer []byte
+	written := int64(0)
+	write := func() error {
+		if err := w.throttle(len(buffer)); err != nil {
+			return err
+		}
+		_, err := f.WriteAt(buffer, written)
+		written += int64(len(buffer))
+		buffer = buffer[:0]
+		return err
+	}
+	changed := len(group) > 1
+	copyAll := func() error {
+		for _, r := range group {
+			err := w.scan(r, r.Base, func(h *recordbatch.Header, batch []byte) (bool, error) {
+				v, err := w.cleaner.Clean(h, batch)
+				if err != nil {
+					return false, err
+				}
+				if v.Aborted != nil {
+					x.AddTxn(*v.Aborted)
+				}
+				if len(v.Batch) == 0 || &v.Batch[0] != &batch[0] {
+					changed = true
+				}
+				if len(v.Batch) == 0 {
+					return true, nil
+				}
+				head, err := recordbatch.ParseHeader(v.Batch)
+				if err != nil {
+					return false, err
+				}
+				records += int64(v.Records)
+				x.Add(&head, size)
+				size += int64(len(v.Batch))
+				if buffer = append(buffer, v.Batch...); len(buffer) >= compactWriteBytes {
+					return true, write()
+				}
+				return true, nil
+			})
+			if err != nil {
+				return err
+			}
+		}
+		return write()
+	}
+	if err = copyAll(); err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil || !changed {
+		return size, records, err
+	}
+	x.Seal()
+	for _, index := range []struct {
+		suffix string
+		data   []byte
+	}{{segment.OffsetIndexSuffix, x.Offsets()}, {segment.TimeIndexSuffix, x.Times()}, {segment.TxnIndexSuffix, x.Txns()}} {
+		if index.suffix == segment.TxnIndexSuffix && len(index.data) == 0 {
+			continue
+		}
+		if err := vfs.WriteFile(l.fs, l.path(base, index.suffix)+cleanedSuffix, index.data); err != nil {
+			return size, records, err
+		}
+	}
+	placed, err = l.replaceSegments(group, size, len(x.Txns()) > 0)
+	return size, records, err
+}
+
+func stagedNames(base int64) []string {
+	names := segmentNames(base)
+	for i := range names {
+		names[i] += cleanedSuffix
+	}
+	return names
+}
+
+// ErrSegmentsGone: retention or a truncation removed what was being compacted. The next plan goes by what is left.
+var ErrSegmentsGone = errors.New("segments were removed during their compaction")
+
+// replaceSegments puts a compacted segment of size bytes, which lies aside with its indexes, in the place of its group. The decision
+// is one file; Open finishes what a crash interrupts after it. decided is false where the group stays.
+func (l *Log) replaceSegments(group []*segment.Reader, size int64, txns bool) (decided bool, err error) {
+	l.flushMu.Lock()
+	defer l.flushMu.Unlock()
+	base, next := group[0].Base, group[len(group)-1].Next
+	l.mu.Lock()
+	err = l.writableLocked()
+	at := slices.Index(l.sealed, group[0])
+	if err == nil && (at < 0 || len(l.sealed) < at+len(group) || !slices.Equal(l.sealed[at:at+len(group)], group)) {
+		err = ErrSegmentsGone
+	}
+	l.mu.Unlock()
+	if err == nil {
+		err = l.fs.SyncDir(l.dir) // the names of what lies aside
+	}
+	if err != nil {
+		return false, err
+	}
+	r := replacement{base, next, txns}
+	tmp := l.file(compactFile + ".tmp")
+	if err := vfs.WriteFile(l.fs, tmp, r.marshal()); err != nil {
+		return false, errors.Join(err, l.removeFiles([]string{compactFile + ".tmp"}))
+	}
+	// From here on nobody knows what a crash leaves if this fails: then the next start decides.
+	if err = l.fs.Rename(tmp, l.file(compactFile)); err == nil {
+		err = l.fs.SyncDir(l.dir)
+	}
+	if err == nil {
+		err = l.switchSegments(group, r, size)
+	}
+	if err == nil {
+		err = l.settle()
+	}
+	if err != nil {
+		return true, l.die("compact", err)
+	}
+	return true, nil
+}
+
+// switchSegments renames files and shows readers the result. It runs under flushMu, which keeps others from removing segments, but
+// not from adding some at the end.
+func (l *Log) switchSegments(group []*segment.Reader, r replacement, size int64) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	for _, old := range group {
+		old.Replace()
+	}
+	if err := l.place(r); err != nil {
+		return err
+	}
+	for _, old := range group {
+		old.Replace() // what was opened while the names changed
+	}
+	at := slices.Index(l.sealed, group[0])
+	l.sealed = slices.Concat(l.sealed[:at], []*segment.Reader{segment.OpenSealed(l.files, l.dir, r.base, r.next, size)}, l.sealed[at+len(group):])
+	l.publishLocked()
+	return nil
+}
+
+// replacement is the content of the file that decides one: the compacted segment at base stands for all from there up to next, and has
+// a transaction index or none.
+type replacement struct {
+	base, next int64
+	txns       bool
+}
+
+func (r replacement) marshal() []byte {
+	return fmt.Appendf(nil, "0\n%d %d %t\n", r.base, r.next, r.txns)
+}
+
+func parseReplacement(b []byte) (r replacement, err error) {
+	lines := bytes.Split(b, []byte("\n"))
+	f := [][]byte{}
+	if len(lines) == 3 && string(lines[0]) == "0" && len(lines[2]) == 0 {
+		f = bytes.Fields(lines[1])
+	}
+	if len(f) != 3 {
+		return r, fmt.Errorf("compaction file %.60q", b)
+	}
+	if r.base, err = strconv.ParseInt(string(f[0]), 10, 64); err == nil {
+		r.next, err = strconv.ParseInt(string(f[1]), 10, 64)
+	}
+	if err == nil {
+		r.txns, err = strconv.ParseBool(string(f[2]))
+	}
+	if err == nil && (r.base < 0 || r.next <= r.base) {
+		err = fmt.Errorf("compaction from %d to %d", r.base, r.next)
+	}
+	return r, err
+}
+
+// place gives the files of a decided replacement their names, as often as it takes: a crash may have kept any of the changes.
+func (l *Log) place(r replacement) error {
+	names, err := l.fs.ReadDir(l.dir)
+	if err != nil {
+		return err
+	}
+	for _, e := range names {
+		base, suffix, ok := segment.ParseFileName(e.Name)
+		if !ok || base <= r.base || base >= r.next || suffix == segment.SnapshotSuffix {
+			continue
+		}
+		if err := l.removeFiles([]string{e.Name}); err != nil {
+			return err
+		}
+	}
+	for _, name := range segmentNames(r.base) {
+		if name == segment.FileName(r.base, segment.TxnIndexSuffix) && !r.txns {
+			if err := l.removeFiles([]string{name}); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := l.fs.Rename(l.file(name+cleanedSuffix), l.file(name)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// settle ends a replacement: its names are durable, and then it need not be remembered.
+func (l *Log) settle() error {
+	if err := l.fs.SyncDir(l.dir); err != nil {
+		return err
+	}
+	if err := l.removeFiles([]string{compactFile}); err != nil {
+		return err
+	}
+	return l.fs.SyncDir(l.dir)
+}
+
+// resumeCompaction finishes a replacement that was decided before a crash.
+func (l *Log) resumeCompaction() error {
+	b, err := vfs.ReadFile(l.fs, l.file(compactFile), 4096)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	r, err := parseReplacement(b)
+	if err != nil {
+		return &CorruptError{l.file(compactFile), -1, err}
+	}
+	if err := l.place(r); err != nil {
+		return err
+	}
+	return l.settle()
+}

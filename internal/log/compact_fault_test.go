@@ -1,0 +1,221 @@
+package log
+
+import (
+	"context"
+	"errors"
+	"math"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/varve-io/varve/internal/recordbatch"
+	"github.com/varve-io/varve/internal/segment"
+	"github.com/varve-io/varve/internal/vfs"
+)
+
+// filled is a compacted log with many segments of few keys.
+func filled(t *testing.T) *keyed {
+	k := newKeyed(t, 3)
+	k.cfg.SegmentBytes = 300
+	k.l.SetConfig(k.cfg)
+	for range 60 {
+		k.put()
+	}
+	return k
+}
+
+// TestCompactionOfDamage: damage is reported and not made whole by writing it anew.
+func TestCompactionOfDamage(t *testing.T) {
+	k := filled(t)
+	r := k.l.current.Load().sealed[3]
+	f, err := k.mem.OpenFile(r.Path(segment.LogSuffix))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var b [1]byte
+	if _, err := f.ReadAt(b[:], recordbatch.HeaderSize+3); err != nil {
+		t.Fatal(err)
+	}
+	b[0] ^= 0x10
+	if _, err := f.WriteAt(b[:], recordbatch.HeaderSize+3); err != nil {
+		t.Fatal(err)
+	}
+	var corrupt *CorruptError
+	if _, err := k.compact(); !errors.As(err, &corrupt) || corrupt.File != r.Path(segment.LogSuffix) {
+		t.Fatalf("%v", err)
+	}
+	if k.l.current.Load().sealed[3] != r {
+		t.Error("the damaged segment was replaced")
+	}
+	k.noneStaged()
+	k.put() // the log goes on
+}
+
+func (k *keyed) noneStaged() {
+	k.t.Helper()
+	names, err := k.mem.ReadDir("/d/k-0")
+	if err != nil {
+		k.fatalf("%v", err)
+	}
+	for _, e := range names {
+		if strings.HasSuffix(e.Name, cleanedSuffix) || strings.HasPrefix(e.Name, compactFile) {
+			k.fatalf("%s was left behind", e.Name)
+		}
+	}
+}
+
+// TestCompactionOnAFailingDisk: a full disk costs the compaction, not the log; what fails after the decision takes the log out of
+// service, and the next start finishes what was decided.
+func TestCompactionOnAFailingDisk(t *testing.T) {
+	for _, f := range []struct {
+		fault vfs.Fault
+		dead  bool
+	}{
+		{vfs.Fault{Op: vfs.OpOpen, Path: ".log" + cleanedSuffix, Err: syscall.ENOSPC}, false},
+		{vfs.Fault{Op: vfs.OpWrite, Path: ".log" + cleanedSuffix, Err: syscall.ENOSPC, Partial: 7}, false},
+		{vfs.Fault{Op: vfs.OpWrite, Path: ".index" + cleanedSuffix, Err: syscall.ENOSPC}, false},
+		{vfs.Fault{Op: vfs.OpSync, Path: cleanedSuffix, Err: syscall.EIO}, false},
+		{vfs.Fault{Op: vfs.OpWrite, Path: compactFile, Err: syscall.ENOSPC}, false},
+		{vfs.Fault{Op: vfs.OpRename, Path: compactFile, Err: syscall.EIO}, true},
+		{vfs.Fault{Op: vfs.OpRename, Path: ".timeindex", Err: syscall.EIO}, true},
+		{vfs.Fault{Op: vfs.OpRename, Path: ".log", Err: syscall.EIO}, true},
+		{vfs.Fault{Op: vfs.OpRemove, Path: compactFile, Err: syscall.EIO}, true},
+	} {
+		t.Run(string(f.fault.Op)+f.fault.Path, func(t *testing.T) {
+			k := filled(t)
+			k.fs.Inject(f.fault)
+			if _, err := k.compact(); !errors.Is(err, f.fault.Err) {
+				t.Fatalf("%v", err)
+			}
+			k.fs.Heal()
+			if err := k.l.Flush(); errors.Is(err, ErrLogDead) != f.dead {
+				t.Fatalf("afterwards: %v", err)
+			}
+			if f.dead {
+				k.rp = k.l.Offsets().RecoveryPoint
+				k.l.CloseDirty()
+				k.start(false, 0)
+			}
+			k.check(-1)
+			res, err := k.compact()
+			if err != nil {
+				t.Fatal(err)
+			}
+			k.check(res.To)
+			k.noneStaged()
+		})
+	}
+}
+
+// TestReadersDuringCompaction: who reads while segments are replaced sees whole batches of rising offsets and no error.
+func TestReadersDuringCompaction(t *testing.T) {
+	k := filled(t)
+	ctx, stop := context.WithCancel(context.Background())
+	var wg sync.WaitGroup
+	for range 3 {
+		wg.Go(func() {
+			for ctx.Err() == nil {
+				o := k.l.Offsets()
+				for at := o.LocalLogStart; at < o.End; {
+					v, err := k.l.Read(at, 500, o.End, true)
+					if err != nil {
+						t.Errorf("read at %d: %v", at, err)
+						return
+					}
+					raw, err := v.AppendTo(nil)
+					at = v.NextOffset
+					v.Release()
+					for len(raw) > 0 && err == nil {
+						var h recordbatch.Header
+						if h, err = recordbatch.ParseHeader(raw); err == nil {
+							err = h.Verify(raw[:h.Size])
+							raw = raw[h.Size:]
+						}
+					}
+					if err != nil {
+						t.Errorf("before %d: %v", at, err)
+						return
+					}
+				}
+				if _, _, err := k.l.OffsetForTimestamp(k.l.current.Load().offsets.End); err != nil {
+					t.Errorf("time: %v", err)
+				}
+				if _, err := k.l.AbortedTransactions(o.LocalLogStart, o.End); err != nil {
+					t.Errorf("aborted: %v", err)
+				}
+			}
+		})
+	}
+	for range 30 {
+		for range 5 {
+			k.put()
+		}
+		if _, err := k.compact(); err != nil && !strings.Contains(err.Error(), "not one batch") {
+			t.Fatal(err)
+		}
+	}
+	stop()
+	wg.Wait()
+	k.check(0)
+}
+
+// TestTombstones: a tombstone stays for delete.retention.ms after the compaction that first met it, then goes, and the batch that held
+// it with it.
+func TestTombstones(t *testing.T) {
+	k := newKeyed(t, 1)
+	k.cfg.Compaction.DeleteRetentionMs = 100
+	k.l.SetConfig(k.cfg)
+	add := func(key, value string) int64 {
+		k.now++
+		b := recordbatch.NewBuilder()
+		r := recordbatch.Record{Timestamp: k.now, Key: []byte(key), Headers: []recordbatch.RecordHeader{{Key: "h"}}}
+		if value != "" {
+			r.Value = []byte(value)
+		}
+		b.Add(r)
+		raw, err := b.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		at := k.append(raw, false)
+		k.written[at] = write{key: key, value: value, at: k.now}
+		return at
+	}
+	there := func(o int64) bool {
+		all, _ := k.seen()
+		_, ok := all[o]
+		return ok
+	}
+	compact := func() {
+		t.Helper()
+		add("filler", "x")
+		if err := k.l.Roll(time.UnixMilli(k.now)); err != nil {
+			t.Fatal(err)
+		}
+		p, err := k.l.CompactionPlan(math.MaxInt64, time.UnixMilli(k.now))
+		if err != nil || !p.Due {
+			t.Fatalf("%+v, %v", p, err)
+		}
+		if _, err := k.l.Compact(context.Background(), p, CompactOptions{Memory: 1 << 20, Now: time.UnixMilli(k.now)}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	value := add("a", "1")
+	tombstone := add("a", "")
+	compact()
+	if there(value) || !there(tombstone) {
+		t.Fatalf("value there: %v, tombstone there: %v", there(value), there(tombstone))
+	}
+	k.now += 50
+	compact()
+	if !there(tombstone) {
+		t.Fatal("the tombstone is gone before its time")
+	}
+	k.now += 100
+	compact()
+	if there(tombstone) {
+		t.Fatal("the tombstone outlived its time")
+	}
+}
