@@ -69,6 +69,7 @@ var Table = []Row{
 	{"internal/partition", Mutex, nil},
 	{"internal/follower", Core, nil},
 	{"internal/commit", Shell, nil},
+	{"internal/txn", Core, []string{kmsg}},
 	{"internal/group", Core, []string{kmsg}},
 	{"internal/fetch", Shell, nil},
 	{"internal/control", Shell, []string{cbor}},
