@@ -87,6 +87,7 @@ var Table = []Row{
 	{"direct/example/kgo", Shell, []string{kgo}},
 	{"direct/example/sarama", Shell, []string{sarama}},
 	{"internal/fixtures", Test, nil},
+	{"internal/testport", Test, nil},
 	{"internal/s3test", Test, nil},
 	{"internal/objstore/objstoretest", Test, nil},
 	{"internal/archtest", Test, nil},

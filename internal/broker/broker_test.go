@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/http"
 	"strings"
 	"sync"
@@ -21,6 +20,7 @@ import (
 
 	"github.com/varve-io/varve/internal/config"
 	"github.com/varve-io/varve/internal/metadata"
+	"github.com/varve-io/varve/internal/testport"
 	"github.com/varve-io/varve/internal/tp"
 	"github.com/varve-io/varve/internal/vfs"
 )
@@ -159,12 +159,7 @@ func TestFullDiskIsAnErrorThatGoesAway(t *testing.T) {
 
 func TestBrokenDiskTakesOnePartitionOffline(t *testing.T) {
 	dir := t.TempDir()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	http_ := ln.Addr().String()
-	ln.Close()
+	http_ := testport.Address(t)
 	r := run(t, dir, "varve.http.listener="+http_)
 	r.topic("bad")
 	r.topic("good")
@@ -226,12 +221,7 @@ func TestFailedFsyncIsNotRetried(t *testing.T) {
 }
 
 func TestMetricsArePresentFromTheStart(t *testing.T) {
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	address := ln.Addr().String()
-	ln.Close()
+	address := testport.Address(t)
 	run(t, t.TempDir(), "varve.http.listener="+address)
 	resp, err := http.Get("http://" + address + "/metrics")
 	if err != nil {

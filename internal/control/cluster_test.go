@@ -18,6 +18,7 @@ import (
 	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/peer"
 	"github.com/varve-io/varve/internal/quorum"
+	"github.com/varve-io/varve/internal/testport"
 	"github.com/varve-io/varve/internal/tp"
 )
 
@@ -48,12 +49,7 @@ type node struct {
 func newCluster(t testing.TB, voters, others int) *cluster {
 	c := &cluster{t: t, addresses: map[int32]string{}, session: 10 * time.Second, grace: 10 * time.Second, nodes: map[int32]*node{}}
 	for id := int32(1); id <= int32(voters+others); id++ {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.addresses[id] = l.Addr().String()
-		l.Close()
+		c.addresses[id] = testport.Address(t)
 		if int(id) <= voters {
 			c.voters = append(c.voters, config.Voter{ID: id, Address: c.addresses[id]})
 		}

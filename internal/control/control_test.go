@@ -196,7 +196,7 @@ func TestRefusedRegistrationChangesNoMembership(t *testing.T) {
 	n := c.nodes[2]
 	twin := n.broker()
 	twin.Incarnation[5] = 1
-	twin.Listeners[0].Port++
+	twin.Listeners[0].Port += 20_000 // nobody's
 	_, err := n.Do(n.ctx(), controller.RegisterCommand{Broker: twin})
 	if !errors.Is(err, controller.ErrDuplicateBroker) {
 		t.Fatal(err)
@@ -207,7 +207,7 @@ func TestRefusedRegistrationChangesNoMembership(t *testing.T) {
 	// The leader's own new run knows that its old one is gone.
 	again := c.nodes[1].broker()
 	again.Incarnation[5] = 1
-	again.Listeners[0].Port++
+	again.Listeners[0].Port += 20_000 // nobody's
 	if r, err := Do[controller.Registered](t.Context(), c.nodes[1].Client, controller.RegisterCommand{Broker: again}); err != nil || r.Epoch <= n.epoch {
 		t.Fatal(r, err)
 	}

@@ -17,6 +17,7 @@ import (
 	"github.com/varve-io/varve/internal/config"
 	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/peer"
+	"github.com/varve-io/varve/internal/testport"
 	"github.com/varve-io/varve/internal/tp"
 )
 
@@ -59,7 +60,7 @@ func (c *counter) WithGroup(string) slog.Handler      { return c }
 func newCluster(t testing.TB, voters, others int) *cluster {
 	c := &cluster{t: t, dir: t.TempDir(), listeners: map[int32]net.Listener{}, cut: map[int32]bool{}, dark: map[string]bool{}, closed: map[int32]bool{}, links: map[net.Conn][2]int32{}, nodes: map[int32]*member{}}
 	for id := int32(1); id <= int32(voters+others); id++ {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
+		l, err := net.Listen("tcp", testport.Address(t))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -15,6 +15,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/varve-io/varve/internal/testport"
 )
 
 // TestOfflinePartitionIsDeletedWithItsTopic: the folder of a log that could not be opened goes with its topic, too.
@@ -203,7 +205,7 @@ func TestSourcesOfConfigs(t *testing.T) {
 
 // TestOrdinaryDaysAreQuiet: starts, stops, clients that vanish and topics that are deleted under a consumer are no errors.
 func TestOrdinaryDaysAreQuiet(t *testing.T) {
-	port := freePort(t)
+	port := testport.Free(t)
 	n := newNode(t, "varve.http.listener=127.0.0.1:"+fmt.Sprint(port))
 	n.start()
 	get := func(path string) string {

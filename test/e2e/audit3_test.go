@@ -22,6 +22,7 @@ import (
 	"github.com/varve-io/varve/direct/objectstore"
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/recordbatch"
+	"github.com/varve-io/varve/internal/testport"
 	"github.com/varve-io/varve/internal/tp"
 	"github.com/varve-io/varve/internal/vfs"
 )
@@ -243,7 +244,7 @@ var goroutines = regexp.MustCompile(`(?m)^go_goroutines (\d+)`)
 
 // TestThousandConnectionsAndTopics leave no goroutine and no descriptor.
 func TestThousandConnectionsAndTopics(t *testing.T) {
-	port := freePort(t)
+	port := testport.Free(t)
 	n := newNode(t, "log.segment.delete.delay.ms=0", fmt.Sprintf("varve.http.listener=127.0.0.1:%d", port))
 	n.start()
 	state := func() (descriptors, routines int) {

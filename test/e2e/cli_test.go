@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/varve-io/varve/internal/testport"
 )
 
 // produceAt writes 1,000 records with timestamps of their own, in batches of 50.
@@ -119,7 +121,7 @@ func TestResetOfAGroupInUse(t *testing.T) {
 }
 
 func TestToolsSayWhyTheyCannotConnect(t *testing.T) {
-	n := newNode(t, fmt.Sprintf("advertised.listeners=PLAINTEXT://127.0.0.1:%d", freePort(t)))
+	n := newNode(t, fmt.Sprintf("advertised.listeners=PLAINTEXT://127.0.0.1:%d", testport.Free(t)))
 	if out, code := n.varve("topic", "ls", "-b", n.address()); code != 1 || !strings.Contains(out, "nothing listens there") {
 		t.Errorf("exit %d: %s", code, out)
 	}

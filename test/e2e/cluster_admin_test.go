@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/varve-io/varve/internal/testport"
 )
 
 // TestDrainAndUnregister: a broker is emptied under load, stopped and forgotten; then it comes back with the same disk.
@@ -79,7 +81,7 @@ func TestRefusals(t *testing.T) {
 	c := newCluster(t, 3)
 	c.start()
 	c.createTopic("orders", 2, 3)
-	address := func() string { return fmt.Sprintf("127.0.0.1:%d", freePort(t)) }
+	address := func() string { return fmt.Sprintf("127.0.0.1:%d", testport.Free(t)) }
 	contains := func(what, out string, words ...string) {
 		t.Helper()
 		for _, w := range words {
@@ -95,7 +97,7 @@ func TestRefusals(t *testing.T) {
 	// Who is turned away by the one that it wants to speak to, since it has the same id, says so for as long as it waits.
 	words := fmt.Sprintf("node id %d is used twice", leader)
 	n := newNode(t)
-	n.web = freePort(t)
+	n.web = testport.Free(t)
 	n.args = append(n.args, "--id", fmt.Sprint(leader), "--join", c.node(leader).address(), "--http", fmt.Sprintf("127.0.0.1:%d", n.web))
 	n.launch()
 	c.until("it says that "+words, func() bool {
@@ -236,7 +238,7 @@ func (c *cluster) quorumLeader() int32 {
 func consecutive(t *testing.T, n int) int {
 	t.Helper()
 	for range 100 {
-		base := freePort(t)
+		base := testport.Free(t)
 		if base+n < 65536 && free(base, n) {
 			return base
 		}

@@ -20,6 +20,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/varve-io/varve/internal/testport"
 )
 
 // quick makes nodes notice soon that another is gone.
@@ -52,7 +54,7 @@ func newCluster(t *testing.T, n int, sets ...string) *cluster {
 
 func (c *cluster) add() *node {
 	n := newNode(c.t, c.sets...)
-	n.web = freePort(c.t)
+	n.web = testport.Free(c.t)
 	c.nodes = append(c.nodes, n)
 	n.args = append(n.args, "--id", strconv.Itoa(len(c.nodes)), "--bucket", c.bucket, "--http", fmt.Sprintf("127.0.0.1:%d", n.web))
 	return n

@@ -16,6 +16,8 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/varve-io/varve/internal/testport"
 )
 
 // TestKillLosesNothingAcknowledged kills the server again and again under an idempotent producer, while segments roll,
@@ -82,7 +84,7 @@ func refuses(args ...string) (string, error) {
 func TestSecondServerOnTheSameDirectory(t *testing.T) {
 	n := newNode(t)
 	n.start()
-	out, err := refuses("--dir", n.dir, "--listen", fmt.Sprintf("127.0.0.1:%d", freePort(t)))
+	out, err := refuses("--dir", n.dir, "--listen", fmt.Sprintf("127.0.0.1:%d", testport.Free(t)))
 	if err == nil || !strings.Contains(out, "in use by another server") {
 		t.Fatalf("%v: %s", err, out)
 	}

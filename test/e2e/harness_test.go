@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -18,6 +17,8 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/varve-io/varve/internal/testport"
 )
 
 var binary string
@@ -69,20 +70,10 @@ func (n *node) log() string {
 	return n.out.String()
 }
 
-func freePort(t *testing.T) int {
-	t.Helper()
-	ln, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer ln.Close()
-	return ln.Addr().(*net.TCPAddr).Port
-}
-
 // newNode describes a server; sets are KEY=VALUE.
 func newNode(t *testing.T, sets ...string) *node {
 	t.Helper()
-	n := &node{t: t, dir: t.TempDir(), port: freePort(t)}
+	n := &node{t: t, dir: t.TempDir(), port: testport.Free(t)}
 	for _, s := range append(append([]string{}, fast...), sets...) {
 		n.args = append(n.args, "--set", s)
 	}
