@@ -125,6 +125,10 @@ func TestReadersDuringCompaction(t *testing.T) {
 						return
 					}
 					raw, err := v.AppendTo(nil)
+					if v.NextOffset <= at {
+						t.Errorf("read at %d of %d goes on at %d with %d bytes", at, o.End, v.NextOffset, len(raw))
+						return
+					}
 					at = v.NextOffset
 					v.Release()
 					for len(raw) > 0 && err == nil {
@@ -159,6 +163,36 @@ func TestReadersDuringCompaction(t *testing.T) {
 	stop()
 	wg.Wait()
 	k.check(0)
+}
+
+// TestReadOfAHole: a read whose limit lies in a hole that compaction left goes on behind the hole.
+func TestReadOfAHole(t *testing.T) {
+	k := newKeyed(t, 1)
+	k.cfg.SegmentBytes = 1000
+	k.l.SetConfig(k.cfg)
+	for range 40 {
+		k.now++
+		b := recordbatch.NewBuilder()
+		b.Add(recordbatch.Record{Timestamp: k.now, Key: []byte("the same")})
+		raw, err := b.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		k.append(raw, false)
+	}
+	p, err := k.l.CompactionPlan(math.MaxInt64, time.UnixMilli(k.now))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.l.Compact(context.Background(), p, CompactOptions{Memory: 1 << 20, Now: time.UnixMilli(k.now)}); err != nil {
+		t.Fatal(err)
+	}
+	for upTo := int64(1); upTo < p.To; upTo++ {
+		v, err := k.l.Read(0, 1000, upTo, true)
+		if err != nil || v.Size() != 0 || v.NextOffset != upTo {
+			t.Fatalf("read up to %d: %d bytes, goes on at %d, %v", upTo, v.Size(), v.NextOffset, err)
+		}
+	}
 }
 
 // TestTombstones: a tombstone stays for delete.retention.ms after the compaction that first met it, then goes, and the batch that held

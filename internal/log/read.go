@@ -148,6 +148,9 @@ func (l *Log) readSegment(out *View, r *segment.Reader, offset, maxBytes, upTo i
 		return false, err
 	}
 	f, ok, err := r.Find(h.File, offset)
+	if ok && f.Header.BaseOffset >= upTo {
+		ok = false // only a hole lies before it
+	}
 	if err == nil && ok {
 		var end int64
 		end, out.NextOffset, err = r.Cut(h.File, f, maxBytes, upTo, minOneBatch)
