@@ -338,11 +338,20 @@ func TestSizeRetention(t *testing.T) {
 	if es := r.Epochs(); es[0].StartOffset != next {
 		t.Errorf("epochs %v", es)
 	}
-	r.now -= 999_999
+	r.now -= 1000
 	r.cfg.RetentionMs = 1
 	r.SetConfig(r.cfg)
+	if res := r.retain(); res.Blocking != nil {
+		t.Errorf("records that came since the clock was read: %+v", res)
+	}
+	r.now -= 999_999
 	if res := r.retain(); res.Blocking == nil || res.Blocking.Base != next {
 		t.Errorf("records from the future: %+v", res)
+	}
+	r.cfg.Delete = false // they outlive nothing
+	r.SetConfig(r.cfg)
+	if res := r.retain(); res.Blocking != nil {
+		t.Errorf("where time deletes nothing: %+v", res)
 	}
 }
 

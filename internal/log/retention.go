@@ -148,6 +148,10 @@ func (l *Log) removeSegments(gone []*segment.Reader) (out []SegmentInfo, err err
 	return out, nil
 }
 
+// futureSlackMs is by how much a record may be ahead of the clock before that is worth a word: it may have come since the clock was
+// read, from a machine whose clock is not quite the same.
+const futureSlackMs = 60_000
+
 // ApplyRetention deletes the oldest segments that exceed the limits (retention.ms and .bytes; on a log whose
 // segments are copied local.retention.ms and .bytes) or lie below the log start, as far as the high watermark.
 //
@@ -189,7 +193,7 @@ func (l *Log) ApplyRetention(now time.Time) (RetentionResult, error) {
 		}
 	}
 	oldest := l.current.Load().at(0)
-	if i := info(oldest); cfg.RetentionMs >= 0 && i.MaxTimestamp > nowMs {
+	if i := info(oldest); (cfg.Delete || cfg.Tiered) && cfg.RetentionMs >= 0 && i.MaxTimestamp > nowMs+futureSlackMs {
 		res.Blocking = &i
 	}
 	return res, nil
