@@ -38,10 +38,7 @@ func newCleaner(r prometheus.Registerer) (*cleaner, error) {
 	gauge := func(name, help string) prometheus.Gauge {
 		return prometheus.NewGauge(prometheus.GaugeOpts{Name: name, Help: help})
 	}
-	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-	}
-	c := &cleaner{limit: rate.NewLimiter(rate.Inf, cleanerBurst), busy: map[tp.Partition]bool{}, failed: map[tp.Partition]*log.Log{},
+	c := &cleaner{limit: rate.NewLimiter(rate.Inf, burst), busy: map[tp.Partition]bool{}, failed: map[tp.Partition]*log.Log{},
 		runs:    counter("varve_log_cleaner_runs_total", "Compactions that ended well."),
 		read:    counter("varve_log_cleaner_read_bytes_total", "Bytes of segments that compactions went through."),
 		written: counter("varve_log_cleaner_written_bytes_total", "Bytes of segments that compactions left."),
@@ -55,16 +52,8 @@ func newCleaner(r prometheus.Registerer) (*cleaner, error) {
 		defer c.mu.Unlock()
 		return float64(len(c.failed))
 	})
-	for _, m := range []prometheus.Collector{c.runs, c.read, c.written, c.dirty, c.seconds, c.used, failed} {
-		if err := r.Register(m); err != nil {
-			return nil, err
-		}
-	}
-	return c, nil
+	return c, register(r, c.runs, c.read, c.written, c.dirty, c.seconds, c.used, failed)
 }
-
-// cleanerBurst is how many bytes a compaction may take ahead of its rate.
-const cleanerBurst = 4 << 20
 
 // bound takes over the rate of a configuration.
 func (c *cleaner) bound(v config.Values) {
@@ -73,8 +62,8 @@ func (c *cleaner) bound(v config.Values) {
 
 // throttle waits until so many bytes may be read or written.
 func (c *cleaner) throttle(ctx context.Context, n int) error {
-	for ; n > cleanerBurst; n -= cleanerBurst {
-		if err := c.limit.WaitN(ctx, cleanerBurst); err != nil {
+	for ; n > burst; n -= burst {
+		if err := c.limit.WaitN(ctx, burst); err != nil {
 			return err
 		}
 	}

@@ -349,14 +349,16 @@ func (b *broker) marks(known marks) marks {
 		o := l.Offsets()
 		id := p.ID()
 		m[log.RecoveryPointFile][id], m[log.HighWatermarkFile][id] = o.RecoveryPoint, p.HighWatermark()
-		// Few partitions need these.
-		for name, at := range map[string]int64{log.LogStartFile: o.LogStart, log.CompactedFile: l.Compacted()} {
-			if at > 0 || name == log.LogStartFile && l.Config().Tiered {
+		few := func(name string, at int64, needed bool) { // checkpoints that few partitions need
+			if needed {
 				m[name][id] = at
 			} else {
 				delete(m[name], id)
 			}
 		}
+		compacted := l.Compacted()
+		few(log.LogStartFile, o.LogStart, l.Config().Tiered || o.LogStart > 0)
+		few(log.CompactedFile, compacted, compacted > 0)
 	}
 	return m
 }

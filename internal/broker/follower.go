@@ -129,21 +129,26 @@ type replicationMetrics struct {
 }
 
 func newReplicationMetrics(r prometheus.Registerer) (*replicationMetrics, error) {
-	counter := func(name, help string) prometheus.Counter {
-		return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
-	}
 	m := &replicationMetrics{
 		bytesIn:     counter("kafka_server_brokertopicmetrics_replicationbytesin_total", "Bytes of record batches that followers here took over from leaders."),
 		builds:      counter("kafka_server_brokertopicmetrics_buildremotelogauxstaterequests_total", "Times that a replica here took lineage and producers from the tier (KIP-405)."),
 		buildErrors: counter("kafka_server_brokertopicmetrics_buildremotelogauxstateerrors_total", "Times that this failed and was tried again."),
 		truncations: counter("varve_replica_truncations_total", "Times that a follower here cut its log where it departed from its leader's."),
 	}
-	for _, c := range []prometheus.Collector{m.bytesIn, m.builds, m.buildErrors, m.truncations} {
+	return m, register(r, m.bytesIn, m.builds, m.buildErrors, m.truncations)
+}
+
+func counter(name, help string) prometheus.Counter {
+	return prometheus.NewCounter(prometheus.CounterOpts{Name: name, Help: help})
+}
+
+func register(r prometheus.Registerer, collectors ...prometheus.Collector) error {
+	for _, c := range collectors {
 		if err := r.Register(c); err != nil {
-			return nil, err
+			return err
 		}
 	}
-	return m, nil
+	return nil
 }
 
 func (m *replicationMetrics) observe(e replication.Event) {

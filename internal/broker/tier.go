@@ -95,7 +95,7 @@ func WriteOptions(c config.Values, ring *remoteformat.Keyring) (remoteformat.Wri
 	return w, nil
 }
 
-// burst is how much a quota lets through at once: what is read from a file or asked of the bucket in one go.
+// burst is how much a quota lets through at once: what is read from a file or asked of the bucket in one go, and what a compaction may be ahead by.
 const burst = 4 << 20
 
 // bound sets a limiter to bytes per second; Kafka's default is as good as none.

@@ -1,14 +1,12 @@
 package log
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"math"
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/varve-io/varve/internal/compact"
@@ -202,13 +200,9 @@ func (w *compaction) scan(r *segment.Reader, from int64, visit func(h *recordbat
 		return err
 	}
 	defer h.Release()
-	pos := int64(0)
-	if from > r.Base {
-		f, ok, err := r.Find(h.File, from)
-		if err != nil || !ok {
-			return err
-		}
-		pos = f.Position
+	pos, ok, err := startOf(r, h, from)
+	if err != nil || !ok {
+		return err
 	}
 	s := segment.NewBatchScanner(h.File, pos, r.Size)
 	defer s.Release()
@@ -436,25 +430,10 @@ type replacement struct {
 	txns       bool
 }
 
-func (r replacement) marshal() []byte {
-	return fmt.Appendf(nil, "0\n%d %d %t\n", r.base, r.next, r.txns)
-}
+func (r replacement) marshal() []byte { return marshalDecision(r.base, r.next, r.txns) }
 
 func parseReplacement(b []byte) (r replacement, err error) {
-	lines := bytes.Split(b, []byte("\n"))
-	f := [][]byte{}
-	if len(lines) == 3 && string(lines[0]) == "0" && len(lines[2]) == 0 {
-		f = bytes.Fields(lines[1])
-	}
-	if len(f) != 3 {
-		return r, fmt.Errorf("compaction file %.60q", b)
-	}
-	if r.base, err = strconv.ParseInt(string(f[0]), 10, 64); err == nil {
-		r.next, err = strconv.ParseInt(string(f[1]), 10, 64)
-	}
-	if err == nil {
-		r.txns, err = strconv.ParseBool(string(f[2]))
-	}
+	r.base, r.next, r.txns, err = parseDecision("compaction", b)
 	if err == nil && (r.base < 0 || r.next <= r.base) {
 		err = fmt.Errorf("compaction from %d to %d", r.base, r.next)
 	}

@@ -87,13 +87,9 @@ func (l *Log) replaySegment(s *producerstate.State, r *segment.Reader, from, upT
 		return err
 	}
 	defer h.Release()
-	pos := int64(0)
-	if from > r.Base {
-		f, ok, err := r.Find(h.File, from)
-		if err != nil || !ok {
-			return err
-		}
-		pos = f.Position
+	pos, ok, err := startOf(r, h, from)
+	if err != nil || !ok {
+		return err
 	}
 	scan := segment.NewScanner(h.File, pos, r.Size)
 	defer scan.Release()
@@ -113,6 +109,15 @@ func (l *Log) replaySegment(s *producerstate.State, r *segment.Reader, from, upT
 		}
 	}
 	return scan.Err()
+}
+
+// startOf is the position of the first batch of a segment that is not wholly below an offset; ok is false if there is none.
+func startOf(r *segment.Reader, log *segment.Handle, from int64) (pos int64, ok bool, err error) {
+	if from <= r.Base {
+		return 0, true, nil
+	}
+	f, ok, err := r.Find(log.File, from)
+	return f.Position, ok, err
 }
 
 // removeSnapshotsLocked deletes the snapshots that drop chooses. A file that stays behind does no harm.

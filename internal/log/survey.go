@@ -215,26 +215,36 @@ type restart struct {
 	snapshot       bool
 }
 
-func (r restart) marshal() []byte {
-	return fmt.Appendf(nil, "0\n%d %d %t\n", r.next, r.logStart, r.snapshot)
+func (r restart) marshal() []byte { return marshalDecision(r.next, r.logStart, r.snapshot) }
+
+// marshalDecision writes a file that decides what becomes of a log, version 0: the version, then a line of two offsets and whether
+// something comes with it.
+func marshalDecision(a, b int64, with bool) []byte {
+	return fmt.Appendf(nil, "0\n%d %d %t\n", a, b, with)
+}
+
+// parseDecision reads one; what names it in errors.
+func parseDecision(what string, data []byte) (a, b int64, with bool, err error) {
+	lines := bytes.Split(data, []byte("\n"))
+	var f [][]byte
+	if len(lines) == 3 && string(lines[0]) == "0" && len(lines[2]) == 0 {
+		f = bytes.Fields(lines[1])
+	}
+	if len(f) != 3 {
+		return 0, 0, false, fmt.Errorf("%s file %.60q", what, data)
+	}
+	a, err = strconv.ParseInt(string(f[0]), 10, 64)
+	if err == nil {
+		b, err = strconv.ParseInt(string(f[1]), 10, 64)
+	}
+	if err == nil {
+		with, err = strconv.ParseBool(string(f[2]))
+	}
+	return a, b, with, err
 }
 
 func parseRestart(b []byte) (r restart, err error) {
-	lines := bytes.Split(b, []byte("\n"))
-	if len(lines) != 3 || string(lines[0]) != "0" || len(lines[2]) != 0 {
-		return r, fmt.Errorf("restart file %.60q", b)
-	}
-	f := bytes.Fields(lines[1])
-	if len(f) != 3 {
-		return r, fmt.Errorf("restart file %.60q", b)
-	}
-	r.next, err = strconv.ParseInt(string(f[0]), 10, 64)
-	if err == nil {
-		r.logStart, err = strconv.ParseInt(string(f[1]), 10, 64)
-	}
-	if err == nil {
-		r.snapshot, err = strconv.ParseBool(string(f[2]))
-	}
+	r.next, r.logStart, r.snapshot, err = parseDecision("restart", b)
 	if err == nil && (r.logStart < 0 || r.next < r.logStart) {
 		err = fmt.Errorf("restart at %d with log start %d", r.next, r.logStart)
 	}

@@ -30,10 +30,13 @@ func (n *node) manual(opts ...kgo.Opt) *kgo.Client {
 	return n.client(append([]kgo.Opt{kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ProducerBatchCompression(kgo.NoCompression())}, opts...)...)
 }
 
-// starts is the log start of partition 0.
-func (n *node) logStart(topic string) int64 {
+// logStart and logEnd are the offsets of partition 0.
+func (n *node) logStart(topic string) int64 { return n.offset(topic, n.admin().ListStartOffsets) }
+func (n *node) logEnd(topic string) int64   { return n.offset(topic, n.admin().ListEndOffsets) }
+
+func (n *node) offset(topic string, list func(context.Context, ...string) (kadm.ListedOffsets, error)) int64 {
 	n.t.Helper()
-	l, err := n.admin().ListStartOffsets(context.Background(), topic)
+	l, err := list(context.Background(), topic)
 	if err == nil {
 		err = l.Error()
 	}

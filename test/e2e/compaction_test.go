@@ -77,17 +77,6 @@ func (k *keys) read(n *node) int {
 	return records
 }
 
-// logEnd is the end offset of partition 0.
-func (n *node) logEnd(topic string) int64 {
-	n.t.Helper()
-	ends, err := n.admin().ListEndOffsets(context.Background(), topic)
-	if err != nil || ends.Error() != nil {
-		n.t.Fatal(err, ends.Error())
-	}
-	o, _ := ends.Lookup(topic, 0)
-	return o.Offset
-}
-
 // TestCompactedTopic: of many values of few keys the last ones stay, through kills in the middle of compactions.
 func TestCompactedTopic(t *testing.T) {
 	n := newNode(t, "log.cleaner.backoff.ms=10")
