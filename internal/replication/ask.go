@@ -12,6 +12,7 @@ import (
 
 	"github.com/varve-io/varve/internal/follower"
 	"github.com/varve-io/varve/internal/leaderepoch"
+	"github.com/varve-io/varve/internal/peer"
 	"github.com/varve-io/varve/internal/tier"
 )
 
@@ -20,7 +21,7 @@ type asker struct {
 	dial func(context.Context) (net.Conn, error)
 
 	turn   chan struct{} // of one place: who holds it has what follows. A mutex would be held while waiting for the leader
-	conn   *conn
+	conn   *peer.Kafka
 	closed bool
 }
 
@@ -61,7 +62,7 @@ func (a *asker) offsets(ctx context.Context, m *member, self int32, step followe
 		if err != nil {
 			return o, err
 		}
-		a.conn = newConn(nc)
+		a.conn = peer.NewKafka(nc)
 	}
 	o.Pending = -1
 	// The end last: what is below a start that was told before is then never above it.
@@ -82,7 +83,7 @@ func (a *asker) offsets(ctx context.Context, m *member, self int32, step followe
 		t.Partitions = append(t.Partitions, p)
 		req.Topics = append(req.Topics, t)
 		resp := req.ResponseKind().(*kmsg.ListOffsetsResponse)
-		if err := a.conn.roundTrip(ctx, req, resp, limit); err != nil {
+		if err := a.conn.RoundTrip(ctx, req, resp, limit); err != nil {
 			a.conn.Close()
 			a.conn = nil
 			return o, err

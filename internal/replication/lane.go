@@ -14,6 +14,7 @@ import (
 
 	"github.com/varve-io/varve/internal/fetch"
 	"github.com/varve-io/varve/internal/follower"
+	"github.com/varve-io/varve/internal/peer"
 	"github.com/varve-io/varve/internal/tp"
 )
 
@@ -34,7 +35,7 @@ type lane struct {
 	idle    chan struct{} // closed while no fetch is under way
 	yield   bool          // the other lane waits for the partitions that it is to have: no more fetches of them
 
-	conn    *conn
+	conn    *peer.Kafka
 	session session
 }
 
@@ -251,7 +252,7 @@ func (l *lane) exchange(ctx context.Context, batch []wanted) ([]*follower.Answer
 		if err != nil {
 			return nil, fmt.Errorf("connect to broker %d: %w", l.src.id, err)
 		}
-		l.conn, l.session = newConn(nc), session{}
+		l.conn, l.session = peer.NewKafka(nc), session{}
 	}
 	req := l.session.request(batch, c, l.s.o.Self, l.s.o.Epoch())
 	if l.to != nil {
@@ -261,7 +262,7 @@ func (l *lane) exchange(ctx context.Context, batch []wanted) ([]*follower.Answer
 		}
 	}
 	resp := req.ResponseKind().(*kmsg.FetchResponse)
-	if err := l.conn.roundTrip(ctx, req, resp, c.MaxWait+c.Timeout); err != nil {
+	if err := l.conn.RoundTrip(ctx, req, resp, c.MaxWait+c.Timeout); err != nil {
 		l.hangUp()
 		return nil, fmt.Errorf("fetch from broker %d: %w", l.src.id, err)
 	}

@@ -1,4 +1,4 @@
-package replication
+package peer
 
 import (
 	"bufio"
@@ -14,8 +14,8 @@ import (
 	"github.com/varve-io/varve/internal/wire"
 )
 
-// conn speaks Kafka with a leader, one request at a time.
-type conn struct {
+// Kafka speaks Kafka with another broker, one request at a time. It is for one goroutine.
+type Kafka struct {
 	net.Conn
 	in          *bufio.Reader
 	out, frame  []byte
@@ -25,10 +25,11 @@ type conn struct {
 // frameMax bounds an answer: the bytes that were asked for and one batch that is larger.
 const frameMax = 1 << 30
 
-func newConn(nc net.Conn) *conn { return &conn{Conn: nc, in: bufio.NewReaderSize(nc, 64<<10)} }
+// NewKafka speaks over a connection.
+func NewKafka(nc net.Conn) *Kafka { return &Kafka{Conn: nc, in: bufio.NewReaderSize(nc, 64<<10)} }
 
-// roundTrip sends a request and reads its answer; resp is valid until the next call.
-func (c *conn) roundTrip(ctx context.Context, req kmsg.Request, resp kmsg.Response, limit time.Duration) error {
+// RoundTrip sends a request and reads its answer; resp is valid until the next call.
+func (c *Kafka) RoundTrip(ctx context.Context, req kmsg.Request, resp kmsg.Response, limit time.Duration) error {
 	if err := c.SetDeadline(time.Now().Add(limit)); err != nil {
 		return err
 	}
@@ -64,7 +65,7 @@ func (c *conn) roundTrip(ctx context.Context, req kmsg.Request, resp kmsg.Respon
 }
 
 // readFrame reads size bytes into frame, which grows with what arrives, not with what is announced.
-func (c *conn) readFrame(size int) error {
+func (c *Kafka) readFrame(size int) error {
 	const step = 1 << 20
 	c.frame = c.frame[:0]
 	for len(c.frame) < size {
