@@ -20,6 +20,12 @@ type AppendRequest struct {
 	// Internal marks a coordinator's writes: control batches, several batches and batches without a sequence are
 	// allowed.
 	Internal bool
+	// V2 marks markers of transaction version 2, which have to raise the epoch (KIP-890).
+	V2 bool
+	// Confirmed says that a batch was confirmed to belong to its producer's transaction, when the log ended at ConfirmedAt: it is refused
+	// where the transaction has ended since. Not confirmed are batches of transactions that are open here.
+	Confirmed   bool
+	ConfirmedAt int64
 	// AllowSeveralBatches is for Produce before version 3; not for producers with an id.
 	AllowSeveralBatches bool
 }
@@ -77,7 +83,7 @@ func (l *Log) appendLeaderLocked(raw []byte, headers []recordbatch.Header, req *
 		if h.IsControl() {
 			c, ok, err := recordbatch.ControlOf(batch)
 			if err == nil && ok {
-				err = l.producers.CheckMarker(h, c)
+				err = l.producers.CheckMarker(h, c, req.V2)
 			}
 			if err != nil {
 				return fmt.Errorf("%s: append: %w", l.partition, err)
@@ -87,6 +93,11 @@ func (l *Log) appendLeaderLocked(raw []byte, headers []recordbatch.Header, req *
 		dup, isDup, err := l.producers.Check(h, req.Internal && h.BaseSequence < 0)
 		if err != nil {
 			return fmt.Errorf("%s: append: %w", l.partition, err)
+		}
+		if !isDup && req.Confirmed && h.IsTransactional() {
+			if err := l.producers.CheckTxn(h, req.ConfirmedAt); err != nil {
+				return fmt.Errorf("%s: append: %w", l.partition, err)
+			}
 		}
 		if isDup && len(headers) == 1 {
 			res.FirstOffset, res.LastOffset, res.Duplicate = dup.FirstOffset, dup.LastOffset, true

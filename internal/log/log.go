@@ -270,6 +270,14 @@ func (l *Log) FirstUnstable(hw int64) (offset int64, ok bool) {
 	return max(offset, l.logStart), ok
 }
 
+// TxnState says whether a producer has a transaction open here, and where the log ends at this moment: what is confirmed about the
+// transaction from now on holds unless a marker follows (AppendRequest.ConfirmedAt).
+func (l *Log) TxnState(producerID int64, epoch int16) (end int64, open bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.active.Next(), l.producers.InTxn(producerID, epoch)
+}
+
 // Producers lists the producers that the log knows, without those that have expired by now.
 func (l *Log) Producers(now time.Time) []producerstate.Active {
 	l.mu.Lock()

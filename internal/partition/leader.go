@@ -98,6 +98,20 @@ type Write struct {
 	Internal bool // allows control batches and several batches, for the coordinators
 	// AllReplicas refuses the write while too few replicas are in sync (acks=all).
 	AllReplicas bool
+	// InEpoch refuses the write in any leader epoch but Epoch, which a coordinator's state was read in.
+	InEpoch bool
+	Epoch   int32
+	// V2, Confirmed and ConfirmedAt are those of log.AppendRequest.
+	V2, Confirmed bool
+	ConfirmedAt   int64
+}
+
+// TxnState is log.TxnState; nothing is open in a partition without a log.
+func (p *Partition) TxnState(producerID int64, epoch int16) (end int64, open bool) {
+	if l := p.Log(); l != nil {
+		return l.TxnState(producerID, epoch)
+	}
+	return 0, false
 }
 
 // Appended is where a write went; Epoch is the leader epoch that it was written in.
@@ -110,7 +124,11 @@ type AppendResult struct {
 // above them; see Await.
 func (p *Partition) Append(w Write) (AppendResult, error) {
 	p.mu.Lock()
-	err := p.leads(p.published.Load(), tp.NoEpoch)
+	wanted := tp.NoEpoch
+	if w.InEpoch {
+		wanted = w.Epoch
+	}
+	err := p.leads(p.published.Load(), wanted)
 	if err == nil && w.AllReplicas && len(p.role.ISR) < p.role.minISR() {
 		err = fmt.Errorf("%w: %s has %d in sync, min.insync.replicas is %d", ErrNotEnoughReplicas, p.id, len(p.role.ISR), p.role.minISR())
 	}
@@ -120,7 +138,8 @@ func (p *Partition) Append(w Write) (AppendResult, error) {
 	}
 	epoch := p.role.LeaderEpoch
 	active := p.log.Offsets().ActiveBase
-	r, err := p.log.AppendAsLeader(log.AppendRequest{Records: w.Records, LeaderEpoch: epoch, Now: w.Now, Internal: w.Internal})
+	r, err := p.log.AppendAsLeader(log.AppendRequest{Records: w.Records, LeaderEpoch: epoch, Now: w.Now, Internal: w.Internal,
+		V2: w.V2, Confirmed: w.Confirmed, ConfirmedAt: w.ConfirmedAt})
 	if err != nil {
 		if p.fail(err); p.offline != nil {
 			p.notifyAndUnlock(Appended, Committed)

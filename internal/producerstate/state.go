@@ -79,6 +79,7 @@ type producer struct {
 	batches          [batchesKept]batch
 	txnFirst         int64 // -1 if none is open
 	lastTimestamp    int64
+	lastMarker       int64 // its offset, -1 where none is known; not in snapshots
 }
 
 func (p *producer) lastSequence() int32 {
@@ -130,7 +131,7 @@ func New() *State { return &State{producers: map[int64]*producer{}} }
 func FromSnapshot(entries []Entry, nowMs, expirationMs int64) *State {
 	s := New()
 	for _, e := range entries {
-		p := &producer{epoch: e.Epoch, coordinatorEpoch: e.CoordinatorEpoch, txnFirst: e.TxnFirstOffset, lastTimestamp: e.Timestamp}
+		p := &producer{epoch: e.Epoch, coordinatorEpoch: e.CoordinatorEpoch, txnFirst: e.TxnFirstOffset, lastTimestamp: e.Timestamp, lastMarker: -1}
 		if e.TxnFirstOffset < 0 {
 			p.txnFirst = -1
 		}
@@ -208,19 +209,35 @@ func (s *State) Check(h *recordbatch.Header, coordinator bool) (dup Duplicate, i
 	return dup, false, nil
 }
 
-// CheckMarker says whether a leader may append a marker that ends a transaction.
-func (s *State) CheckMarker(h *recordbatch.Header, c recordbatch.Control) error {
+// CheckMarker says whether a leader may append a marker that ends a transaction. One of transaction version 2 has to raise the epoch:
+// else it came late, for a transaction that has its marker, and would end the next one (KIP-890).
+func (s *State) CheckMarker(h *recordbatch.Header, c recordbatch.Control, v2 bool) error {
 	p := s.producers[h.ProducerID]
 	if p == nil {
 		return nil
 	}
-	if h.ProducerEpoch < p.epoch {
+	if h.ProducerEpoch < p.epoch || v2 && h.ProducerEpoch == p.epoch {
 		return fmt.Errorf("%w: marker of producer %d: epoch %d, last seen %d", ErrInvalidProducerEpoch, h.ProducerID, h.ProducerEpoch, p.epoch)
 	}
 	if c.CoordinatorEpoch < p.coordinatorEpoch {
 		return fmt.Errorf("%w: marker of producer %d: coordinator epoch %d, last seen %d", ErrCoordinatorFenced, h.ProducerID, c.CoordinatorEpoch, p.coordinatorEpoch)
 	}
 	return nil
+}
+
+// CheckTxn says whether a batch that was confirmed to belong to its producer's transaction when the log ended at an offset still does: a
+// marker since then says that the transaction is over.
+func (s *State) CheckTxn(h *recordbatch.Header, confirmed int64) error {
+	if p := s.producers[h.ProducerID]; p != nil && p.txnFirst < 0 && p.lastMarker >= confirmed {
+		return fmt.Errorf("%w: producer %d: the transaction ended at offset %d", ErrInvalidTxnState, h.ProducerID, p.lastMarker)
+	}
+	return nil
+}
+
+// InTxn says whether a producer has a transaction open.
+func (s *State) InTxn(producerID int64, epoch int16) bool {
+	p := s.producers[producerID]
+	return p != nil && p.txnFirst >= 0 && p.epoch == epoch
 }
 
 // Append takes a batch of data that is in the log, with its final offsets. It checks nothing.
@@ -247,7 +264,7 @@ func (s *State) AppendMarker(h *recordbatch.Header, c recordbatch.Control) (abor
 	p := s.get(h.ProducerID)
 	p.setEpoch(h.ProducerEpoch)
 	p.coordinatorEpoch = c.CoordinatorEpoch
-	p.lastTimestamp = h.MaxTimestamp
+	p.lastTimestamp, p.lastMarker = h.MaxTimestamp, h.LastOffset()
 	if p.txnFirst < 0 {
 		return aborted, false
 	}
@@ -269,7 +286,7 @@ func (s *State) AppendMarker(h *recordbatch.Header, c recordbatch.Control) (abor
 func (s *State) get(id int64) *producer {
 	p := s.producers[id]
 	if p == nil {
-		p = &producer{epoch: -1, coordinatorEpoch: -1, txnFirst: -1}
+		p = &producer{epoch: -1, coordinatorEpoch: -1, txnFirst: -1, lastMarker: -1}
 		s.producers[id] = p
 	}
 	return p

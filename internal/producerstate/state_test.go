@@ -39,7 +39,7 @@ func (l *log) write(h *recordbatch.Header) (Duplicate, bool, error) {
 func (l *log) mark(pid int64, epoch int16, typ recordbatch.ControlType, coordinator int32) (AbortedTxn, bool, error) {
 	h := header(pid, epoch, -1, 1, transactional|control)
 	c := recordbatch.Control{Type: typ, CoordinatorEpoch: coordinator}
-	if err := l.CheckMarker(h, c); err != nil {
+	if err := l.CheckMarker(h, c, false); err != nil {
 		return AbortedTxn{}, false, err
 	}
 	h.BaseOffset = l.end

@@ -62,8 +62,13 @@ const (
 	CompleteAbort               // likewise
 )
 
-func (s State) String() string {
-	return [...]string{"Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"}[s]
+var stateNames = [...]string{"Empty", "Ongoing", "PrepareCommit", "PrepareAbort", "CompleteCommit", "CompleteAbort"}
+
+func (s State) String() string { return stateNames[s] }
+
+// StateNames are the names of all states, for the filters of ListTransactions. Those of states that Kafka never writes are among them.
+func StateNames() []string {
+	return append(stateNames[:len(stateNames):len(stateNames)], "Dead", "PrepareEpochFence")
 }
 
 func (s State) prepared() bool { return s == PrepareCommit || s == PrepareAbort }
