@@ -115,7 +115,8 @@ type Group struct {
 	delayExtended bool  // a member joined during the delay
 	persisting    bool  // an assignment waits for its record to be written
 
-	offsets map[TopicPartition]Offset
+	offsets        map[TopicPartition]Offset
+	pendingOffsets map[int64]map[TopicPartition]Offset // of transactions that are not decided, by producer id
 }
 
 // New returns an empty group.

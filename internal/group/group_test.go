@@ -382,7 +382,7 @@ func TestRecordsRestoreTheGroup(t *testing.T) {
 	if again.State() != Stable || again.Generation() != f.g.Generation() || again.Heartbeat(ids[1], "", again.Generation(), f.now) != nil {
 		t.Fatalf("%+v", again.Describe())
 	}
-	if o, ok := again.Offset(TopicPartition{"t", 1}); !ok || o != (Offset{5, 2, "m", 9, -1}) {
+	if o, ok := again.Offset(TopicPartition{"t", 1}); !ok || o != (Offset{5, 2, "m", 9, -1, 0}) {
 		t.Fatal(o, ok)
 	}
 	f.g = again

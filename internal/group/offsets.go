@@ -20,6 +20,7 @@ type Offset struct {
 	Metadata    string
 	CommittedAt int64 // ms
 	ExpiresAt   int64 // ms, set by old clients that ask for a retention of their own; -1 otherwise
+	At          int64 // offset of its record in the topic: the later one of two commits counts
 }
 
 // Committer is who commits: a member, or an admin or self-assigned consumer with generation -1 and no ids.
@@ -51,6 +52,53 @@ func (g *Group) MayCommit(c Committer, now int64) error {
 	}
 	m.deadline = now + m.SessionMs // a commit is a sign of life
 	return nil
+}
+
+// MayCommitInTxn checks a committer in a transaction: one that names a member has to be it; old clients name none (KIP-447).
+func (g *Group) MayCommitInTxn(c Committer, now int64) error {
+	if c.Generation < 0 && c.MemberID == "" && c.InstanceID == "" || c.Generation < 0 && g.state == Empty {
+		return nil
+	}
+	m, err := g.check(c.MemberID, c.InstanceID)
+	if err != nil {
+		return err
+	}
+	if c.Generation != g.generation {
+		return ErrIllegalGeneration
+	}
+	m.deadline = now + m.SessionMs
+	return nil
+}
+
+// SetPending takes a commit of a transaction that is not decided yet.
+func (g *Group) SetPending(producerID int64, tp TopicPartition, o Offset) {
+	if g.pendingOffsets[producerID] == nil {
+		if g.pendingOffsets == nil {
+			g.pendingOffsets = map[int64]map[TopicPartition]Offset{}
+		}
+		g.pendingOffsets[producerID] = map[TopicPartition]Offset{}
+	}
+	g.pendingOffsets[producerID][tp] = o
+}
+
+// EndTxn makes the commits of a producer's transaction count, unless a later commit came in between, or forgets them.
+func (g *Group) EndTxn(producerID int64, commit bool) {
+	for tp, o := range g.pendingOffsets[producerID] {
+		if before, ok := g.offsets[tp]; commit && (!ok || before.At < o.At) {
+			g.offsets[tp] = o
+		}
+	}
+	delete(g.pendingOffsets, producerID)
+}
+
+// Unstable says whether a transaction that is not decided yet has a commit for the partition (KIP-447).
+func (g *Group) Unstable(tp TopicPartition) bool {
+	for _, offsets := range g.pendingOffsets {
+		if _, ok := offsets[tp]; ok {
+			return true
+		}
+	}
+	return false
 }
 
 // CheckMetadata refuses texts that are too long.
@@ -92,8 +140,13 @@ func (g *Group) DeleteOffset(tp TopicPartition) (Record, bool, error) {
 	return offsetTombstone(g.id, tp), true, nil
 }
 
-// ForgetOffset drops a committed offset once its tombstone is durable.
-func (g *Group) ForgetOffset(tp TopicPartition) { delete(g.offsets, tp) }
+// ForgetOffset drops a committed offset once its tombstone is durable, and what transactions would make of it.
+func (g *Group) ForgetOffset(tp TopicPartition) {
+	delete(g.offsets, tp)
+	for _, pending := range g.pendingOffsets {
+		delete(pending, tp)
+	}
+}
 
 // MayDelete tells whether the whole group may be deleted.
 func (g *Group) MayDelete() error {
@@ -116,6 +169,13 @@ func (g *Group) Tombstones() []Record {
 	var out []Record
 	for _, tp := range g.Offsets() {
 		out = append(out, offsetTombstone(g.id, tp))
+	}
+	for _, pending := range g.pendingOffsets {
+		for tp := range pending {
+			if _, ok := g.offsets[tp]; !ok {
+				out = append(out, offsetTombstone(g.id, tp))
+			}
+		}
 	}
 	return append(out, groupTombstone(g.id))
 }
@@ -148,11 +208,11 @@ func (g *Group) Expired(now int64) (offsets []TopicPartition, group bool) {
 		if o.ExpiresAt >= 0 {
 			due = o.ExpiresAt
 		}
-		if now >= due && !g.subscribed(tp.Topic) {
+		if now >= due && !g.subscribed(tp.Topic) && !g.Unstable(tp) {
 			offsets = append(offsets, tp)
 		}
 	}
-	return offsets, g.state == Empty && len(g.pending) == 0 && len(offsets) == len(g.offsets)
+	return offsets, g.state == Empty && len(g.pending) == 0 && len(g.pendingOffsets) == 0 && len(offsets) == len(g.offsets)
 }
 
 const consumerProtocol = "consumer"
