@@ -37,6 +37,7 @@ import (
 	"github.com/varve-io/varve/internal/server"
 	"github.com/varve-io/varve/internal/tiering"
 	"github.com/varve-io/varve/internal/tp"
+	"github.com/varve-io/varve/internal/transact"
 	"github.com/varve-io/varve/internal/vfs"
 )
 
@@ -88,20 +89,22 @@ type broker struct {
 	address     string // where other nodes reach this one
 	voters      []config.Voter
 
-	dir         *dataDir
-	files       *log.FileCache
-	nodes       *nodes
-	quorum      *quorum.Node
-	control     *control.Client
-	replicas    *replicas
-	replication *replication.Service
-	groups      *coordinator.Groups
-	tier        *tierParts // nil if tiering is off
-	metrics     *kafkaapi.Metrics
-	replicated  *replicationMetrics
-	throttles   *throttles
-	cleaner     *cleaner
-	server      *server.Server
+	dir          *dataDir
+	files        *log.FileCache
+	nodes        *nodes
+	quorum       *quorum.Node
+	control      *control.Client
+	replicas     *replicas
+	replication  *replication.Service
+	groups       *coordinator.Groups
+	transactions *coordinator.Transactions
+	transact     *transact.Service
+	tier         *tierParts // nil if tiering is off
+	metrics      *kafkaapi.Metrics
+	replicated   *replicationMetrics
+	throttles    *throttles
+	cleaner      *cleaner
+	server       *server.Server
 
 	seen     *metadata.Image // the last one that was acted on; unopened is what is left of it
 	unopened []tp.Partition
@@ -243,6 +246,8 @@ func (b *broker) stop(stopServing func(), served func() error, stopAll func(), e
 	defer grace.Stop()
 	b.leave(limit / 4)
 	b.groups.Close() // answers members that wait for others
+	b.transactions.Close()
+	defer b.transact.Close()
 	stopServing()
 	close(b.stopping) // answers consumers that wait for more records
 	err := served()
@@ -317,6 +322,10 @@ func (b *broker) assemble() error {
 		SessionTimeout: b.static.Millis("broker.session.timeout.ms"), Grace: min(b.static.Millis("varve.broker.disconnect.grace.ms"), b.static.Millis("broker.session.timeout.ms")),
 		Logger: b.log})
 	b.groups = coordinator.New(b.groupConfig, b.log)
+	ids := control.NewProducerIDs(b.control)
+	b.transact = transact.New(transact.Options{Self: b.self, Image: b.quorum.Image, Dial: b.dialReplica, Replicas: b.replicas, Groups: b.groups,
+		Transactions: func() *coordinator.Transactions { return b.transactions }, Log: b.log})
+	b.transactions = coordinator.NewTransactions(b.transactionConfig, ids.Next, b.transact.Markers, b.log)
 	if b.replicated, err = newReplicationMetrics(b.registry); err != nil {
 		return err
 	}
@@ -336,8 +345,8 @@ func (b *broker) assemble() error {
 		fetcher.Racks = b.rack
 	}
 	b.openReplication()
-	services := kafkaapi.Services{NodeID: b.self, Quorum: b.quorum.Status, Replication: b.replication.Status, Thin: b.isThin, Image: b.quorum.Image, Static: b.static, Config: b.config, Control: b.control, ProducerIDs: control.NewProducerIDs(b.control),
-		Replicas: b.replicas, Fetch: fetcher, Groups: b.groups, LogDir: b.dir.path, DiskUsage: diskUsage(b.dir.path), Log: b.log, Metrics: b.metrics,
+	services := kafkaapi.Services{NodeID: b.self, Quorum: b.quorum.Status, Replication: b.replication.Status, Thin: b.isThin, Image: b.quorum.Image, Static: b.static, Config: b.config, Control: b.control, ProducerIDs: ids,
+		Replicas: b.replicas, Fetch: fetcher, Groups: b.groups, Transactions: b.transactions, Enlist: b.transact.Enlist, LogDir: b.dir.path, DiskUsage: diskUsage(b.dir.path), Log: b.log, Metrics: b.metrics,
 		// Without a delay a place could be gone before its reader gets there.
 		DirectFetch: b.tier != nil && b.static.Bool("varve.direct.fetch.enable") && b.deleteDelay() > 0}
 	if b.tier != nil {
@@ -359,11 +368,7 @@ func (b *broker) groupConfig() coordinator.Config {
 	if t, ok := b.quorum.Image().Topics[coordinator.Topic]; ok {
 		partitions = len(t.Partitions)
 	}
-	expects := func(index int32) bool {
-		_, s, ok := b.quorum.Image().Partition(tp.Partition{Topic: coordinator.Topic, Index: index})
-		return !ok || s.Leader == b.self
-	}
-	return coordinator.Config{Partitions: partitions, Expects: expects, CommitTimeout: c.Millis("offsets.commit.timeout.ms"), Group: group.Config{
+	return coordinator.Config{Partitions: partitions, Expects: b.expects(coordinator.Topic), CommitTimeout: c.Millis("offsets.commit.timeout.ms"), Group: group.Config{
 		SessionMinMs: c.Int64("group.min.session.timeout.ms"), SessionMaxMs: c.Int64("group.max.session.timeout.ms"),
 		InitialDelayMs: c.Int64("group.initial.rebalance.delay.ms"), SizeMax: c.Int("group.max.size"), MetadataMax: c.Int("offset.metadata.max.bytes"),
 		OffsetRetentionMs: c.Int64("offsets.retention.minutes") * 60_000}}

@@ -15,7 +15,6 @@ import (
 
 	"github.com/varve-io/varve/internal/config"
 	"github.com/varve-io/varve/internal/controller"
-	"github.com/varve-io/varve/internal/coordinator"
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/partition"
@@ -224,12 +223,12 @@ func (b *broker) adjust(ctx context.Context, p *partition.Partition, t target, v
 	} else {
 		b.replication.Follow(p, b.followerConfig(p))
 	}
-	if t.id.Topic == coordinator.Topic {
+	if host := b.coordinatorOf(t.id.Topic); host != nil {
 		switch {
 		case leads && (before != b.self || epoch != t.state.LeaderEpoch):
-			b.groups.Elect(p, func() {})
+			host.Elect(p, func() {})
 		case !leads && before == b.self:
-			b.groups.Resign(t.id.Index)
+			host.Resign(t.id.Index)
 		}
 	}
 	if s := b.tieringOf(); s != nil {
@@ -250,8 +249,8 @@ func (b *broker) remove(id tp.Partition) {
 	l := p.Log()
 	p.Retire() // first: who waits on it lets go then
 	b.replication.Stop(id)
-	if id.Topic == coordinator.Topic {
-		b.groups.Resign(id.Index)
+	if host := b.coordinatorOf(id.Topic); host != nil {
+		host.Resign(id.Index)
 	}
 	if s := b.tieringOf(); s != nil {
 		s.Stop(id)

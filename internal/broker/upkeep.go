@@ -39,6 +39,12 @@ func (b *broker) background(ctx context.Context, group *errgroup.Group) {
 			b.log.Warn("offsets were not expired", "cause", err)
 		}
 	})
+	expired := ms("transaction.remove.expired.transaction.cleanup.interval.ms")
+	every(ctx, group, expired, expired, func() {
+		if err := b.transactions.Expire(); err != nil {
+			b.log.Warn("transactional ids were not expired", "cause", err)
+		}
+	})
 	every(ctx, group, ms("log.flush.offset.checkpoint.interval.ms"), ms("log.flush.offset.checkpoint.interval.ms"), func() {
 		b.checkpoint(log.RecoveryPointFile, log.LogStartFile)
 	})

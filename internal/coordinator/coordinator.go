@@ -6,19 +6,15 @@
 package coordinator
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math"
-	"sync"
 	"time"
-	"unicode/utf16"
 
-	"github.com/varve-io/varve/internal/commit"
 	"github.com/varve-io/varve/internal/group"
-	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/producerstate"
 	"github.com/varve-io/varve/internal/recordbatch"
 )
 
@@ -45,45 +41,29 @@ type Config struct {
 	Expects func(index int32) bool
 }
 
-// patience is how long a request waits for a partition that is expected. A broker that has just heard of a new leader names it
-// as the coordinator at once, which may be before that one is ready.
-const patience = time.Second
-
 // Groups hosts the groups of this broker.
 type Groups struct {
+	hosts  hosts[*shard]
 	config func() Config
 	log    *slog.Logger
-
-	mu      sync.Mutex
-	shards  map[int32]*shard
-	closed  bool
-	changed chan struct{} // closed when a partition is there or loaded
 }
 
 // New returns a host without partitions.
 func New(config func() Config, log *slog.Logger) *Groups {
-	return &Groups{config: config, log: log, shards: map[int32]*shard{}, changed: make(chan struct{})}
-}
-
-func (gs *Groups) broadcastLocked() {
-	close(gs.changed)
-	gs.changed = make(chan struct{})
+	return &Groups{config: config, log: log, hosts: newHosts[*shard]()}
 }
 
 // shard is one partition of the topic.
 type shard struct {
-	index int32
-	part  *partition.Partition
+	seat
 	owner *Groups
 
-	mu      sync.Mutex
-	loading bool
-	failed  error
-	closed  bool
-	groups  map[string]*hosted
-	token   group.Token
-	joins   map[group.Token]chan group.JoinResult
-	syncs   map[group.Token]chan group.SyncResult
+	groups map[string]*hosted
+	token  group.Token
+	joins  map[group.Token]chan group.JoinResult
+	syncs  map[group.Token]chan group.SyncResult
+	txns   map[int64]map[string]bool // groups with commits of transactions that are not decided, by producer id
+	late   []ended                   // that came while the partition was being read
 }
 
 // hosted is a group and its clock.
@@ -93,79 +73,19 @@ type hosted struct {
 	due   int64
 }
 
-// PartitionFor is the partition of the topic that holds a group: the absolute value of Java's hash of the id, modulo the
-// number of partitions. The hash without an absolute value counts as 0, as in Kafka (Utils.abs).
-func PartitionFor(groupID string, partitions int) int32 {
-	h := javaHash(groupID)
-	switch {
-	case h == math.MinInt32:
-		h = 0
-	case h < 0:
-		h = -h
-	}
-	return h % int32(partitions)
-}
-
-// javaHash is String.hashCode, which counts UTF-16 units.
-func javaHash(s string) int32 {
-	var h int32
-	for _, c := range utf16.Encode([]rune(s)) {
-		h = 31*h + int32(c)
-	}
-	return h
-}
-
 // Elect makes this broker the coordinator of a partition's groups. It reads the partition in the background; until then
 // requests get ErrLoading. done is called when loading has ended.
 func (gs *Groups) Elect(part *partition.Partition, done func()) {
-	index := part.ID().Index
-	s := &shard{index: index, part: part, owner: gs, loading: true, groups: map[string]*hosted{},
-		joins: map[group.Token]chan group.JoinResult{}, syncs: map[group.Token]chan group.SyncResult{}}
-	gs.mu.Lock()
-	if gs.closed {
-		gs.mu.Unlock()
-		done()
-		return
-	}
-	old := gs.shards[index]
-	gs.shards[index] = s
-	gs.broadcastLocked()
-	gs.mu.Unlock()
-	if old != nil {
-		old.close()
-	}
-	go func() {
-		defer done()
-		s.load()
-		gs.mu.Lock()
-		defer gs.mu.Unlock()
-		gs.broadcastLocked()
-	}()
+	_, epoch := part.Leadership()
+	gs.hosts.elect(part.ID().Index, &shard{seat: seat{part: part, epoch: epoch, loading: true}, owner: gs, groups: map[string]*hosted{},
+		joins: map[group.Token]chan group.JoinResult{}, syncs: map[group.Token]chan group.SyncResult{}}, done)
 }
 
 // Resign stops coordinating a partition's groups.
-func (gs *Groups) Resign(index int32) {
-	gs.mu.Lock()
-	s := gs.shards[index]
-	delete(gs.shards, index)
-	gs.mu.Unlock()
-	if s != nil {
-		s.close()
-	}
-}
+func (gs *Groups) Resign(index int32) { gs.hosts.resign(index) }
 
 // Close resigns everywhere and for good: parked requests are answered with ErrNotCoordinator.
-func (gs *Groups) Close() {
-	gs.mu.Lock()
-	gs.closed = true
-	gs.broadcastLocked()
-	shards := gs.shards
-	gs.shards = map[int32]*shard{}
-	gs.mu.Unlock()
-	for _, s := range shards {
-		s.close()
-	}
-}
+func (gs *Groups) Close() { gs.hosts.close() }
 
 func (s *shard) close() {
 	s.mu.Lock()
@@ -186,50 +106,10 @@ func (s *shard) close() {
 
 // shard returns the shard of a group, locked and ready. It waits for one that is expected, for a moment.
 func (gs *Groups) shard(groupID string) (*shard, error) {
-	var late <-chan time.Time
-	for {
+	return gs.hosts.ready(groupID, func() (int, func(int32) bool) {
 		c := gs.config()
-		index := PartitionFor(groupID, c.Partitions)
-		gs.mu.Lock()
-		s, changed, closed := gs.shards[index], gs.changed, gs.closed
-		gs.mu.Unlock()
-		err := ErrNotCoordinator
-		if s != nil {
-			err = s.lock()
-		}
-		switch {
-		case err == nil:
-			return s, nil
-		case closed || c.Expects == nil || !c.Expects(index) || !errors.Is(err, ErrNotCoordinator) && !errors.Is(err, ErrLoading):
-			return nil, err
-		}
-		if late == nil {
-			timer := time.NewTimer(patience)
-			defer timer.Stop()
-			late = timer.C
-		}
-		select {
-		case <-changed:
-		case <-late:
-			return nil, err
-		}
-	}
-}
-
-func (s *shard) lock() error {
-	s.mu.Lock()
-	switch {
-	case s.closed:
-		s.mu.Unlock()
-		return ErrNotCoordinator
-	case s.loading:
-		s.mu.Unlock()
-		return ErrLoading
-	case s.failed != nil:
-		s.mu.Unlock()
-		return fmt.Errorf("%w: %w", ErrUnavailable, s.failed)
-	}
-	return nil
+		return c.Partitions, c.Expects
+	})
 }
 
 func now() int64 { return time.Now().UnixMilli() }
@@ -267,7 +147,7 @@ func (s *shard) apply(h *hosted, e group.Effects) {
 		generation := h.Generation()
 		var err error
 		if len(e.Write) > 0 {
-			if err = s.append(e.Write); err != nil {
+			if _, err = s.append(e.Write); err != nil {
 				s.owner.log.Error("group state was not written", "group", h.ID(), "cause", err)
 				err = notPersisted(err)
 			}
@@ -303,43 +183,31 @@ func notPersisted(err error) error {
 	if errors.Is(err, recordbatch.ErrTooLarge) {
 		return fmt.Errorf("%w: the group's state exceeds max.message.bytes of %s: lower the number of members or the size of their metadata (group.max.size bounds the first): %w", group.ErrNotPersisted, Topic, err)
 	}
-	if errors.Is(err, partition.ErrNotLeader) {
+	if errors.Is(err, partition.ErrNotLeader) || errors.Is(err, partition.ErrFencedEpoch) {
 		return ErrNotCoordinator
+	}
+	if errors.Is(err, producerstate.ErrInvalidProducerEpoch) || errors.Is(err, producerstate.ErrInvalidTxnState) {
+		return err // of a transaction that is over, which no repetition mends
 	}
 	return fmt.Errorf("%w: %v", ErrUnavailable, err) // whatever it was, members ask their coordinator again
 }
 
-// batchBytes bounds a batch of group records: all tombstones of a large group must not become one that the topic refuses.
-const batchBytes = 512 << 10
-
-// append writes records, in one append, as batches of at most batchBytes (or one record), and returns when they are
-// committed. The shard stays locked meanwhile, so that what is answered is always what a successor would read.
-func (s *shard) append(records []group.Record) error {
-	at := time.Now()
-	var all []byte
-	b := recordbatch.NewBuilder()
-	build := func() error {
-		batch, err := b.Build()
-		all = append(all, batch...)
-		return err
-	}
-	for _, r := range records {
-		if b.Count() > 0 && b.Size()+len(r.Key)+len(r.Value) > batchBytes {
-			if err := build(); err != nil {
-				return err
-			}
-			b = recordbatch.NewBuilder()
-		}
-		b.Add(recordbatch.Record{Timestamp: at.UnixMilli(), Key: r.Key, Value: r.Value})
-	}
-	if err := build(); err != nil {
-		return err
-	}
-	r, err := s.part.Append(partition.Write{Records: all, Now: at, Internal: true, AllReplicas: true})
+// append writes records and returns when they are committed, with the offset of the last. The shard stays locked meanwhile, so that what
+// is answered is always what a successor would read.
+func (s *shard) append(records []group.Record) (at int64, err error) {
+	w, err := s.seat.append(plain(records), nil)
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return commit.Wait(context.Background(), s.owner.config().CommitTimeout, []commit.Write{{Part: s.part, Next: r.LastOffset + 1, Epoch: r.Epoch}})[0]
+	return w.Next - 1, committed(s.owner.config().CommitTimeout, w)
+}
+
+func plain(records []group.Record) []record {
+	out := make([]record, len(records))
+	for i, r := range records {
+		out[i] = record(r)
+	}
+	return out
 }
 
 // load folds the partition's records into groups. Records that do not parse are skipped with one line for all: one bad
@@ -354,7 +222,14 @@ func (s *shard) load() {
 	}
 	start := time.Now()
 	c := s.owner.config().Group
-	err := s.each(func(r *recordbatch.Record) {
+	err := s.each(func(h *recordbatch.Header, r *recordbatch.Record) {
+		if h.IsControl() {
+			// A marker that cannot be read decides nothing, as when it was appended.
+			if m, err := recordbatch.ParseControl(r.Key, r.Value); err == nil && m.Type <= recordbatch.ControlCommit {
+				s.endTxn(h.ProducerID, m.Type == recordbatch.ControlCommit, func(id string) *group.Group { return groups[id] })
+			}
+			return
+		}
 		entry, ok, err := group.ParseRecord(r.Key, r.Value)
 		if err != nil || !ok {
 			if err != nil {
@@ -369,7 +244,13 @@ func (s *shard) load() {
 		}
 		switch {
 		case entry.Offset != nil:
-			g.SetOffset(*entry.Key, *entry.Offset)
+			entry.Offset.At = r.Offset
+			if h.IsTransactional() {
+				g.SetPending(h.ProducerID, *entry.Key, *entry.Offset)
+				s.inTxn(h.ProducerID, entry.GroupID)
+			} else {
+				g.SetOffset(*entry.Key, *entry.Offset)
+			}
 		case entry.Key != nil:
 			g.ForgetOffset(*entry.Key)
 		case entry.Group != nil:
@@ -391,71 +272,11 @@ func (s *shard) load() {
 	if s.closed {
 		return
 	}
+	for _, e := range s.late {
+		s.endTxn(e.producerID, e.commit, func(id string) *group.Group { return groups[id] })
+	}
+	s.late = nil
 	for _, g := range groups {
 		s.apply(s.host(g), group.Effects{})
-	}
-}
-
-// each reads the partition up to its end: the high watermark of a new leader may be below what its predecessor answered,
-// and all that is in its log will be committed or nothing that comes after it.
-func (s *shard) each(use func(*recordbatch.Record)) error {
-	marks, err := s.part.Offsets(-1)
-	if err != nil {
-		return err
-	}
-	l := s.part.Log()
-	for at := marks.LogStart; at < marks.End; {
-		view, err := l.Read(at, 4<<20, marks.End, true)
-		if err != nil {
-			var out *log.OffsetOutOfRangeError
-			if errors.As(err, &out) && out.LocalLogStart > at {
-				at = out.LocalLogStart // retention moved on meanwhile
-				continue
-			}
-			return err
-		}
-		b, err := view.AppendTo(nil)
-		next := view.NextOffset
-		view.Release()
-		if err != nil {
-			return err
-		}
-		if len(b) == 0 {
-			at = max(next, at+1) // a hole that compaction left
-			continue
-		}
-		for len(b) > 0 {
-			h, err := recordbatch.ParseHeader(b)
-			if err != nil {
-				return err
-			}
-			if err := h.Verify(b); err != nil {
-				return err
-			}
-			if !h.IsControl() {
-				it, err := recordbatch.Records(b, 0)
-				if err != nil {
-					return err
-				}
-				for it.Next() {
-					use(it.Record())
-				}
-				if it.Err() != nil {
-					return it.Err()
-				}
-			}
-			at, b = h.NextOffset(), b[h.Size:]
-		}
-	}
-	return nil
-}
-
-// wait returns what arrives on c, or failed when ctx ends first.
-func wait[R any](ctx context.Context, c <-chan R, failed R) R {
-	select {
-	case r := <-c:
-		return r
-	case <-ctx.Done():
-		return failed
 	}
 }

@@ -17,8 +17,10 @@ import (
 	"github.com/varve-io/varve/internal/group"
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/producerstate"
 	"github.com/varve-io/varve/internal/recordbatch"
 	"github.com/varve-io/varve/internal/tp"
+	"github.com/varve-io/varve/internal/txn"
 	"github.com/varve-io/varve/internal/vfs"
 )
 
@@ -281,8 +283,8 @@ func TestLoading(t *testing.T) {
 	w := newWorld(t)
 	w.commitAt(w.elect(w.groups), "g", commitAt("a", 1))
 	gs := w.host()
-	s := &shard{part: w.part, owner: gs, loading: true, groups: map[string]*hosted{}, joins: map[group.Token]chan group.JoinResult{}, syncs: map[group.Token]chan group.SyncResult{}}
-	gs.shards[0] = s
+	s := &shard{seat: seat{part: w.part, loading: true}, owner: gs, groups: map[string]*hosted{}, joins: map[group.Token]chan group.JoinResult{}, syncs: map[group.Token]chan group.SyncResult{}}
+	gs.hosts.seats[0] = s
 	if _, err := gs.FetchOffsets("g", nil, true); !errors.Is(err, ErrLoading) {
 		t.Errorf("%v", err)
 	}
@@ -297,7 +299,7 @@ func TestLoading(t *testing.T) {
 		t.Error(got)
 	}
 	// One that resigned while it was loading stays resigned.
-	late := &shard{part: w.part, owner: gs, loading: true, groups: map[string]*hosted{}}
+	late := &shard{seat: seat{part: w.part, loading: true}, owner: gs, groups: map[string]*hosted{}}
 	late.close()
 	late.load()
 	if err := late.lock(); !errors.Is(err, ErrNotCoordinator) || len(late.groups) != 0 {
@@ -333,6 +335,10 @@ func TestFailedWrites(t *testing.T) {
 		t.Errorf("deposed: %v", err)
 	}
 	w.part.Assume(partition.Role{Leader: 1, LeaderEpoch: 6, Replicas: []int32{1}, ISR: []int32{1}}, time.Now())
+	if _, err := gs.Commit("g", nobody, []Commit{commitAt("a", 2)}, false); !errors.Is(err, ErrNotCoordinator) {
+		t.Errorf("with what was read in an earlier epoch: %v", err)
+	}
+	w.elect(gs)
 	w.fs.Inject(vfs.Fault{Op: vfs.OpWrite, Err: errors.New("broken"), Sticky: true})
 	if _, err := gs.Commit("g", nobody, []Commit{commitAt("a", 3)}, false); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("broken: %v", err)
@@ -537,4 +543,94 @@ func TestRequestsWaitForAnExpectedPartition(t *testing.T) {
 			t.Errorf("closed meanwhile: %v after %v", err, took)
 		}
 	})
+}
+
+// TestOffsetsOfTransactions: they count when the transaction is committed, for whoever asks and whoever reads the partition anew; a plain
+// commit that came in between is the newer one.
+func TestOffsetsOfTransactions(t *testing.T) {
+	w := newWorld(t)
+	gs := w.elect(w.groups)
+	commitIn := func(gs *Groups, producer int64, epoch int16, c Commit) error {
+		errs, err := gs.CommitInTxn("g", nobody, InTxn{ProducerID: producer, Epoch: epoch, ConfirmedAt: w.part.Log().Offsets().End}, []Commit{c})
+		if err != nil {
+			return err
+		}
+		return errs[0]
+	}
+	end := func(gs *Groups, producer int64, epoch int16, commit bool) {
+		t.Helper()
+		e := Ending{Decision: txn.Decision{Commit: commit, ProducerID: producer, Epoch: epoch, V2: true}, CoordinatorEpoch: 1}
+		if err := gs.WriteMarkers(t.Context(), e, []*partition.Partition{w.part})[0]; err != nil {
+			t.Fatal(err)
+		}
+	}
+	unstable := func(gs *Groups) bool {
+		t.Helper()
+		f, err := gs.FetchOffsets("g", []group.TopicPartition{commitAt("a", 0).TopicPartition}, false)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return f[0].Unstable
+	}
+	w.commitAt(gs, "g", commitAt("a", 1))
+	if err := commitIn(gs, 7, 0, commitAt("a", 5)); err != nil {
+		t.Fatal(err)
+	}
+	for _, gs := range []*Groups{gs, w.again()} {
+		if got := w.offsets(gs, "g"); got != "a:1" || !unstable(gs) {
+			t.Errorf("open: %s, unstable %v", got, unstable(gs))
+		}
+	}
+	end(gs, 7, 1, true)
+	for _, gs := range []*Groups{gs, w.again()} {
+		if got := w.offsets(gs, "g"); got != "a:5" || unstable(gs) {
+			t.Errorf("committed: %s, unstable %v", got, unstable(gs))
+		}
+	}
+	if err := commitIn(gs, 7, 1, commitAt("a", 9)); err != nil {
+		t.Fatal(err)
+	}
+	end(gs, 7, 2, false)
+	for _, gs := range []*Groups{gs, w.again()} {
+		if got := w.offsets(gs, "g"); got != "a:5" || unstable(gs) {
+			t.Errorf("aborted: %s, unstable %v", got, unstable(gs))
+		}
+	}
+	// The transaction's own end comes late: what was committed after its commit stays.
+	if err := commitIn(gs, 7, 2, commitAt("a", 20)); err != nil {
+		t.Fatal(err)
+	}
+	w.commitAt(gs, "g", commitAt("a", 30))
+	end(gs, 7, 3, true)
+	for _, gs := range []*Groups{gs, w.again()} {
+		if got := w.offsets(gs, "g"); got != "a:30" {
+			t.Errorf("committed behind a plain commit: %s", got)
+		}
+	}
+	// The producer's last transaction is over, and it has not learnt of its new epoch.
+	if err := commitIn(gs, 7, 2, commitAt("a", 40)); !errors.Is(err, producerstate.ErrInvalidProducerEpoch) {
+		t.Errorf("in an outdated epoch: %v", err)
+	}
+	// A marker that was written again changes nothing, and is refused so that it cannot end a later transaction.
+	e := Ending{Decision: txn.Decision{Commit: true, ProducerID: 7, Epoch: 3, V2: true}, CoordinatorEpoch: 1}
+	if err := gs.WriteMarkers(t.Context(), e, []*partition.Partition{w.part})[0]; !errors.Is(err, producerstate.ErrInvalidProducerEpoch) {
+		t.Errorf("the same marker again: %v", err)
+	}
+}
+
+// TestMarkerWhileLoading: a transaction that ends while the partition is being read ends for its groups, too.
+func TestMarkerWhileLoading(t *testing.T) {
+	w := newWorld(t)
+	gs := w.elect(w.groups)
+	if _, err := gs.CommitInTxn("g", nobody, InTxn{ProducerID: 7, Checked: true}, []Commit{commitAt("a", 5)}); err != nil {
+		t.Fatal(err)
+	}
+	late := w.host()
+	s := &shard{seat: seat{part: w.part, loading: true}, owner: late, groups: map[string]*hosted{}}
+	late.hosts.seats[0] = s
+	late.EndTxn(0, 7, true)
+	s.load()
+	if got := w.offsets(late, "g"); got != "a:5" {
+		t.Error(got)
+	}
 }

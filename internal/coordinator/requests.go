@@ -133,24 +133,117 @@ func (gs *Groups) Commit(groupID string, by group.Committer, commits []Commit, s
 		}
 	}
 	if len(records) > 0 {
-		if err := s.append(records); err != nil {
+		at, err := s.append(records)
+		if err != nil {
 			return nil, notPersisted(err)
 		}
-	}
-	for i, c := range commits {
-		if errs[i] == nil {
-			h.SetOffset(c.TopicPartition, c.Offset)
+		for i, c := range commits {
+			if errs[i] == nil {
+				c.Offset.At = at
+				h.SetOffset(c.TopicPartition, c.Offset)
+			}
 		}
 	}
 	s.apply(h, group.Effects{})
 	return errs, nil
 }
 
+// CommitInTxn serves TxnOffsetCommit: the offsets count when the producer's transaction is committed.
+func (gs *Groups) CommitInTxn(groupID string, by group.Committer, in InTxn, commits []Commit) ([]error, error) {
+	s, err := gs.begin(groupID)
+	if err != nil {
+		return nil, err
+	}
+	defer s.mu.Unlock()
+	h := s.group(groupID, by.Generation < 0)
+	if h == nil {
+		return nil, group.ErrIllegalGeneration
+	}
+	if err := h.MayCommitInTxn(by, now()); err != nil {
+		return nil, err
+	}
+	errs := make([]error, len(commits))
+	var records []group.Record
+	for i, c := range commits {
+		if errs[i] = h.CheckMetadata(c.Metadata); errs[i] == nil {
+			records = append(records, h.CommitRecord(c.TopicPartition, c.Offset))
+		}
+	}
+	if len(records) > 0 {
+		w, err := s.seat.append(plain(records), &in)
+		if err == nil {
+			// Pending as soon as it is written: the marker may come before all replicas have it.
+			for i, c := range commits {
+				if errs[i] == nil {
+					c.Offset.At = w.Next - 1
+					h.SetPending(in.ProducerID, c.TopicPartition, c.Offset)
+				}
+			}
+			s.inTxn(in.ProducerID, groupID)
+			err = committed(s.owner.config().CommitTimeout, w)
+		}
+		if err != nil {
+			return nil, notPersisted(err)
+		}
+	}
+	s.apply(h, group.Effects{})
+	return errs, nil
+}
+
+// inTxn remembers that a group has commits of a producer's transaction.
+func (s *shard) inTxn(producerID int64, groupID string) {
+	if s.txns == nil {
+		s.txns = map[int64]map[string]bool{}
+	}
+	if s.txns[producerID] == nil {
+		s.txns[producerID] = map[string]bool{}
+	}
+	s.txns[producerID][groupID] = true
+}
+
+func (s *shard) endTxn(producerID int64, commit bool, groups func(string) *group.Group) {
+	for id := range s.txns[producerID] {
+		if g := groups(id); g != nil {
+			g.EndTxn(producerID, commit)
+		}
+	}
+	delete(s.txns, producerID)
+}
+
+// ended is a transaction that has its marker.
+type ended struct {
+	producerID int64
+	commit     bool
+}
+
+// EndTxn takes a marker that was written to a partition of the topic.
+func (gs *Groups) EndTxn(index int32, producerID int64, commit bool) {
+	gs.hosts.mu.Lock()
+	s := gs.hosts.seats[index]
+	gs.hosts.mu.Unlock()
+	if s == nil {
+		return // whoever leads it reads the marker
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.loading {
+		s.late = append(s.late, ended{producerID, commit}) // what is being read may end before the marker
+		return
+	}
+	s.endTxn(producerID, commit, func(id string) *group.Group {
+		if h := s.groups[id]; h != nil {
+			return h.Group
+		}
+		return nil
+	})
+}
+
 // Fetched is one answer of FetchOffsets; Found is false where nothing was committed.
 type Fetched struct {
 	group.TopicPartition
 	group.Offset
-	Found bool
+	Found    bool
+	Unstable bool // a transaction that is not decided has a commit of it
 }
 
 // FetchOffsets serves OffsetFetch for one group: the given partitions, or with nil all that have offsets.
@@ -171,6 +264,7 @@ func (gs *Groups) FetchOffsets(groupID string, wanted []group.TopicPartition, al
 			if o, ok := h.Offset(tp); ok {
 				out[i].Offset, out[i].Found = o, true
 			}
+			out[i].Unstable = h.Unstable(tp)
 		}
 	}
 	return out, nil
@@ -217,13 +311,8 @@ func (gs *Groups) List() ([]Listed, error) {
 }
 
 func (gs *Groups) all() []*shard {
-	gs.mu.Lock()
-	defer gs.mu.Unlock()
-	var out []*shard
-	for _, s := range gs.shards {
-		out = append(out, s)
-	}
-	slices.SortFunc(out, func(a, b *shard) int { return cmp.Compare(a.index, b.index) })
+	out := gs.hosts.all()
+	slices.SortFunc(out, func(a, b *shard) int { return cmp.Compare(a.part.ID().Index, b.part.ID().Index) })
 	return out
 }
 
@@ -241,7 +330,7 @@ func (gs *Groups) Delete(groupID string) error {
 	if err := h.MayDelete(); err != nil {
 		return err
 	}
-	if err := s.append(h.Tombstones()); err != nil {
+	if _, err := s.append(h.Tombstones()); err != nil {
 		return notPersisted(err)
 	}
 	s.forget(h)
@@ -278,7 +367,7 @@ func (gs *Groups) DeleteOffsets(groupID string, partitions []group.TopicPartitio
 		}
 	}
 	if len(records) > 0 {
-		if err := s.append(records); err != nil {
+		if _, err := s.append(records); err != nil {
 			return nil, notPersisted(err)
 		}
 	}
@@ -326,7 +415,7 @@ func (s *shard) expire(deleted func(string) bool) error {
 		default:
 			continue
 		}
-		if err := s.append(records); err != nil {
+		if _, err := s.append(records); err != nil {
 			return notPersisted(err)
 		}
 		if whole {

@@ -40,25 +40,27 @@ type TierLookup interface {
 
 // Services are what the APIs call. All are required.
 type Services struct {
-	NodeID      int32
-	Quorum      func() quorum.Status // as this node knows it
-	Image       func() *metadata.Image
-	Static      config.Values        // the broker's settings as it was started
-	Config      func() config.Values // the same with the dynamic ones
-	Control     *control.Client
-	ProducerIDs *control.ProducerIDs
-	Replicas    Replicas
-	Fetch       *fetch.Service
-	Groups      *coordinator.Groups
-	TierLookup  TierLookup                                       // nil without a tier
-	TierLag     func(tp.Partition) (tiering.Lag, bool)           // nil without a tier
-	Replication func(tp.Partition) (follower.Phase, error, bool) // what a follower is at; nil without one
-	Thin        func(*partition.Partition) bool                  // whether a replica holds too little to be preferred as leader
-	LogDir      string
-	DiskUsage   func() (total, usable int64) // bytes of the volume, -1 unknown
-	DirectFetch bool                         // whether locations are handed out
-	Log         *slog.Logger
-	Metrics     *Metrics
+	NodeID       int32
+	Quorum       func() quorum.Status // as this node knows it
+	Image        func() *metadata.Image
+	Static       config.Values        // the broker's settings as it was started
+	Config       func() config.Values // the same with the dynamic ones
+	Control      *control.Client
+	ProducerIDs  *control.ProducerIDs
+	Replicas     Replicas
+	Fetch        *fetch.Service
+	Groups       *coordinator.Groups
+	Transactions *coordinator.Transactions
+	Enlist       Enlist
+	TierLookup   TierLookup                                       // nil without a tier
+	TierLag      func(tp.Partition) (tiering.Lag, bool)           // nil without a tier
+	Replication  func(tp.Partition) (follower.Phase, error, bool) // what a follower is at; nil without one
+	Thin         func(*partition.Partition) bool                  // whether a replica holds too little to be preferred as leader
+	LogDir       string
+	DiskUsage    func() (total, usable int64) // bytes of the volume, -1 unknown
+	DirectFetch  bool                         // whether locations are handed out
+	Log          *slog.Logger
+	Metrics      *Metrics
 }
 
 // API serves requests. It is safe for concurrent use.
@@ -117,6 +119,11 @@ func table() []entry {
 		{key: 21, min: 0, max: 2, serve: handler((*API).deleteRecords)},
 		{key: 22, min: 0, max: 5, serve: handler((*API).initProducerID)},
 		{key: 23, min: 2, max: 4, serve: handler((*API).offsetForLeaderEpoch)},
+		{key: 24, min: 0, max: 5, serve: handler((*API).addPartitionsToTxn)},
+		{key: 25, min: 0, max: 4, serve: handler((*API).addOffsetsToTxn)},
+		{key: 26, min: 0, max: 5, serve: handler((*API).endTxn)},
+		{key: 27, min: 1, max: 2, serve: handler((*API).writeTxnMarkers)},
+		{key: 28, min: 0, max: 5, serve: handler((*API).txnOffsetCommit)},
 		{key: 32, min: 1, max: 4, serve: handler((*API).describeConfigs)},
 		{key: 33, min: 0, max: 2, serve: handler((*API).alterConfigs)},
 		{key: 35, min: 1, max: 5, serve: handler((*API).describeLogDirs)},
@@ -132,6 +139,8 @@ func table() []entry {
 		{key: 60, min: 0, max: 2, serve: handler((*API).describeCluster)},
 		{key: 61, min: 0, max: 0, serve: handler((*API).describeProducers)},
 		{key: 64, min: 0, max: 0, serve: handler((*API).unregisterBroker)},
+		{key: 65, min: 0, max: 0, serve: handler((*API).describeTransactions)},
+		{key: 66, min: 0, max: 2, serve: handler((*API).listTransactions)},
 		{key: 75, min: 0, max: 0, serve: handler((*API).describeTopicPartitions)},
 		{key: 80, min: 0, max: 1, serve: handler((*API).addRaftVoter)},
 		{key: 81, min: 0, max: 0, serve: handler((*API).removeRaftVoter)},

@@ -12,6 +12,9 @@ import (
 
 const apiVersionsKey = 18
 
+// transactionVersion is the level of KIP-890 that all brokers speak; clients of older ones are served, too.
+const transactionVersion = 2
+
 var softwareName = regexp.MustCompile(`^[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?$`)
 
 // apiVersions tells the client what is served (KIP-35, KIP-511, KIP-584).
@@ -39,6 +42,13 @@ func (a *API) apiVersions(_ context.Context, _ *call, req *kmsg.ApiVersionsReque
 		}
 		resp.ApiKeys = append(resp.ApiKeys, k)
 	}
+	f := kmsg.NewApiVersionsResponseSupportedFeature()
+	f.Name, f.MinVersion, f.MaxVersion = "transaction.version", 0, transactionVersion
+	resp.SupportedFeatures = append(resp.SupportedFeatures, f)
+	level := kmsg.NewApiVersionsResponseFinalizedFeature()
+	level.Name, level.MinVersionLevel, level.MaxVersionLevel = f.Name, transactionVersion, transactionVersion
+	resp.FinalizedFeatures = append(resp.FinalizedFeatures, level)
+	resp.FinalizedFeaturesEpoch = 0
 	if a.DirectFetch {
 		f := kmsg.NewApiVersionsResponseSupportedFeature()
 		f.Name, f.MinVersion, f.MaxVersion = directfetch.Feature, directfetch.FeatureLevel, directfetch.FeatureLevel

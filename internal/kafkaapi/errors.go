@@ -19,6 +19,7 @@ import (
 	"github.com/varve-io/varve/internal/quorum"
 	"github.com/varve-io/varve/internal/recordbatch"
 	"github.com/varve-io/varve/internal/tier/reader"
+	"github.com/varve-io/varve/internal/txn"
 )
 
 // Refusals that arise here.
@@ -116,6 +117,15 @@ var codes = []struct {
 	{coordinator.ErrNotCoordinator, kerr.NotCoordinator},
 	{coordinator.ErrLoading, kerr.CoordinatorLoadInProgress},
 	{coordinator.ErrUnavailable, kerr.CoordinatorNotAvailable},
+
+	{txn.ErrInvalidState, kerr.InvalidTxnState},
+	{txn.ErrInvalidMapping, kerr.InvalidProducerIDMapping},
+	{txn.ErrInvalidTimeout, kerr.InvalidTransactionTimeout},
+	{txn.ErrConcurrent, kerr.ConcurrentTransactions},
+	{txn.ErrProducerFenced, kerr.ProducerFenced},
+	{txn.ErrNotFound, kerr.TransactionalIDNotFound},
+	{txn.ErrAbortable, kerr.TransactionAbortable},
+	{errNotAttempted, kerr.OperationNotAttempted},
 
 	{syscall.ENOSPC, kerr.KafkaStorageError},
 	{syscall.EIO, kerr.KafkaStorageError},

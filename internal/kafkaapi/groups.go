@@ -47,21 +47,20 @@ func (a *API) findCoordinator(ctx context.Context, c *call, req *kmsg.FindCoordi
 }
 
 func (a *API) coordinatorOf(ctx context.Context, kind int8, key string) (*metadata.BrokerRecord, error) {
-	switch kind {
-	case 0:
-	case 1:
-		return nil, fmt.Errorf("%w: %w", coordinator.ErrUnavailable, errTransactional)
-	default:
+	topic := coordinator.Topic
+	switch {
+	case kind == 1:
+		topic = coordinator.TransactionTopic
+	case kind != 0:
 		return nil, fmt.Errorf("%w: coordinator type %d", errInvalidRequest, kind)
-	}
-	if key == "" {
+	case key == "":
 		return nil, group.ErrInvalidGroupID
 	}
-	if err := a.ensureInternal(ctx, coordinator.Topic); err != nil {
+	if err := a.ensureInternal(ctx, topic); err != nil {
 		return nil, fmt.Errorf("%w: %w", coordinator.ErrUnavailable, err)
 	}
 	img := a.Image()
-	t, ok := img.Topics[coordinator.Topic]
+	t, ok := img.Topics[topic]
 	if !ok {
 		return nil, coordinator.ErrUnavailable
 	}

@@ -90,6 +90,9 @@ func (a *API) offsetFetch(_ context.Context, _ *call, req *kmsg.OffsetFetchReque
 		p := kmsg.NewOffsetFetchResponseTopicPartition()
 		metadata := f.Metadata
 		p.Partition, p.Offset, p.LeaderEpoch, p.Metadata, p.ErrorCode = f.Partition, f.Offset.Offset, f.LeaderEpoch, &metadata, code(err)
+		if req.RequireStable && f.Unstable && err == nil {
+			p.Offset, p.LeaderEpoch, p.ErrorCode = -1, -1, kerr.UnstableOffsetCommit.Code
+		}
 		t := &resp.Topics[len(resp.Topics)-1]
 		t.Partitions = append(t.Partitions, p)
 	}
@@ -155,6 +158,9 @@ func (a *API) fetchGroup(req *kmsg.OffsetFetchRequest, rg *kmsg.OffsetFetchReque
 		rp := kmsg.NewOffsetFetchResponseGroupTopicPartition()
 		metadata := f.Metadata
 		rp.Partition, rp.Offset, rp.LeaderEpoch, rp.Metadata, rp.ErrorCode = f.Partition, f.Offset.Offset, f.LeaderEpoch, &metadata, code(err)
+		if req.RequireStable && f.Unstable && err == nil {
+			rp.Offset, rp.LeaderEpoch, rp.ErrorCode = -1, -1, kerr.UnstableOffsetCommit.Code
+		}
 		out.Topics[i].Partitions = append(out.Topics[i].Partitions, rp)
 	}
 	return out

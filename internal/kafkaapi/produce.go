@@ -30,6 +30,17 @@ func startProduce(a *API, _ context.Context, c *call, request kmsg.Request) (wir
 	if req.Acks < -1 || req.Acks > 1 {
 		acksErr = errRequiredAcks
 	}
+	names := make([]string, len(req.Topics))
+	for i, rt := range req.Topics {
+		names[i] = rt.Topic
+		if req.Version >= 13 {
+			names[i] = ""
+			if known, ok := img.TopicsByID[tp.UUID(rt.TopicID)]; ok {
+				names[i] = known.Name
+			}
+		}
+	}
+	txns := a.confirm(req, names)
 	var first error
 	var writes []commit.Write
 	var rows [][2]int // of the answer, by write
@@ -37,13 +48,9 @@ func startProduce(a *API, _ context.Context, c *call, request kmsg.Request) (wir
 		rt := &req.Topics[i]
 		t := kmsg.NewProduceResponseTopic()
 		t.Topic, t.TopicID = rt.Topic, rt.TopicID
-		name, topicErr := rt.Topic, acksErr
-		if req.Version >= 13 {
-			if known, ok := img.TopicsByID[tp.UUID(rt.TopicID)]; ok {
-				name = known.Name
-			} else if topicErr == nil {
-				topicErr = errUnknownTopicID
-			}
+		name, topicErr := names[i], acksErr
+		if name == "" && req.Version >= 13 && topicErr == nil {
+			topicErr = errUnknownTopicID
 		}
 		if topicErr == nil && controller.IsInternal(name) {
 			topicErr = fmt.Errorf("%w: %s is written by the cluster alone", errInvalidTopic, name)
@@ -55,7 +62,7 @@ func startProduce(a *API, _ context.Context, c *call, request kmsg.Request) (wir
 			err := topicErr
 			var write commit.Write
 			if err == nil {
-				write, err = a.append(req, name, rp, &p, now)
+				write, err = a.append(req, name, rp, &p, txns, now)
 			}
 			if err != nil {
 				a.failProduce(c, req, name, err, &p, resp)
@@ -89,7 +96,7 @@ func startProduce(a *API, _ context.Context, c *call, request kmsg.Request) (wir
 }
 
 // append appends the records of one partition.
-func (a *API) append(req *kmsg.ProduceRequest, topic string, rp *kmsg.ProduceRequestTopicPartition, p *kmsg.ProduceResponseTopicPartition, now time.Time) (commit.Write, error) {
+func (a *API) append(req *kmsg.ProduceRequest, topic string, rp *kmsg.ProduceRequestTopicPartition, p *kmsg.ProduceResponseTopicPartition, txns confirmed, now time.Time) (commit.Write, error) {
 	part, err := a.replica(topic, rp.Partition)
 	if err != nil {
 		return commit.Write{}, err
@@ -100,7 +107,14 @@ func (a *API) append(req *kmsg.ProduceRequest, topic string, rp *kmsg.ProduceReq
 		}
 	}
 	size := len(rp.Records)
-	r, err := part.Append(partition.Write{Records: rp.Records, Now: now, AllReplicas: req.Acks == -1})
+	w := partition.Write{Records: rp.Records, Now: now, AllReplicas: req.Acks == -1}
+	if c, ok := txns[part.ID()]; ok {
+		if c.err != nil {
+			return commit.Write{}, c.err
+		}
+		w.Confirmed, w.ConfirmedAt = !c.v2, c.at
+	}
+	r, err := part.Append(w)
 	if err != nil {
 		return commit.Write{}, err
 	}

@@ -2,7 +2,7 @@ package kafkaapi
 
 import (
 	"context"
-	"errors"
+	"strconv"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -115,11 +115,17 @@ func newTopic(rt *kmsg.CreateTopicsRequestTopic) (controller.NewTopic, error) {
 // internalTopic describes one of the cluster's own topics as Kafka makes them.
 func (a *API) internalTopic(name string) controller.NewTopic {
 	t := controller.NewTopic{Name: name, Partitions: -1, ReplicationFactor: -1, Internal: true}
-	if name == coordinator.Topic {
-		c := a.Config()
+	c := a.Config()
+	switch name {
+	case coordinator.Topic:
 		t.Partitions = int32(c.Int("offsets.topic.num.partitions"))
 		t.ReplicationFactor = int16(min(c.Int("offsets.topic.replication.factor"), a.size()))
 		t.Configs = map[string]string{"cleanup.policy": "compact", "compression.type": "producer", "segment.bytes": c.Get("offsets.topic.segment.bytes")}
+	case coordinator.TransactionTopic:
+		t.Partitions = int32(c.Int("transaction.state.log.num.partitions"))
+		t.ReplicationFactor = int16(min(c.Int("transaction.state.log.replication.factor"), a.size()))
+		t.Configs = map[string]string{"cleanup.policy": "compact", "compression.type": "uncompressed", "segment.bytes": c.Get("transaction.state.log.segment.bytes"),
+			"min.insync.replicas": strconv.Itoa(min(c.Int("transaction.state.log.min.isr"), int(t.ReplicationFactor))), "unclean.leader.election.enable": "false"}
 	}
 	return t
 }
@@ -248,32 +254,5 @@ func (a *API) deleteRecords(_ context.Context, _ *call, req *kmsg.DeleteRecordsR
 		}
 		resp.Topics = append(resp.Topics, t)
 	}
-	return resp
-}
-
-var errTransactional = errors.New("transactional ids are not supported yet")
-
-// initProducerID serves InitProducerId of idempotent producers (KIP-98, KIP-360). Transactional ids are refused: they
-// need the transaction coordinator.
-func (a *API) initProducerID(ctx context.Context, _ *call, req *kmsg.InitProducerIDRequest) *kmsg.InitProducerIDResponse {
-	resp := respond[*kmsg.InitProducerIDResponse](req)
-	resp.ProducerID, resp.ProducerEpoch = -1, -1
-	if req.TransactionalID != nil {
-		resp.ErrorCode = code(coordinator.ErrUnavailable)
-		if *req.TransactionalID == "" {
-			resp.ErrorCode = code(errInvalidRequest)
-		} else {
-			a.Log.Warn("a transactional producer was turned away", "transactional.id", *req.TransactionalID, "cause", errTransactional)
-		}
-		return resp
-	}
-	ctx, cancel := within(ctx, patience)
-	defer cancel()
-	id, err := a.ProducerIDs.Next(ctx)
-	if err != nil {
-		resp.ErrorCode = code(coordinator.ErrUnavailable)
-		return resp
-	}
-	resp.ProducerID, resp.ProducerEpoch = id, 0
 	return resp
 }

@@ -4,8 +4,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // franz-go's own integration tests, out of the module cache. Those of features that the broker does not advertise skip
@@ -28,29 +26,10 @@ func franzGo(t *testing.T, b *broker, env ...string) {
 	t.Helper()
 	dir := strings.TrimSpace(command{}.run(t, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/twmb/franz-go"))
 	args := []string{"go", "test", "-count=1", "-v", "-timeout", "240s"}
-	if !advertises(t, b, kmsg.EndTxn.Int16()) {
-		args = append(args, "-skip", "^TestTxnEtl$")
-	}
 	c := command{dir: dir + "/pkg/kgo", limit: 5 * time.Minute, env: append(env, "KGO_SEEDS="+b.addr, "KGO_TEST_RECORDS=50000", "KGO_LOG_LEVEL=none")}
 	out, errs, err := c.try(t, append(args, ".")...)
 	if err != nil {
 		t.Logf("go test: %v\n%s", err, tail(errs))
 	}
 	mustPass(t, "kgo.txt", out, func(name string) bool { return !strings.Contains(name, "/") })
-}
-
-func advertises(t *testing.T, b *broker, key int16) bool {
-	t.Helper()
-	req := kmsg.NewPtrApiVersionsRequest()
-	req.ClientSoftwareName, req.ClientSoftwareVersion = "compat", "1"
-	resp, err := req.RequestWith(within(t), b.client(t))
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, k := range resp.ApiKeys {
-		if k.ApiKey == key {
-			return true
-		}
-	}
-	return false
 }

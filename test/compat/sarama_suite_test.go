@@ -16,7 +16,6 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
-	"github.com/twmb/franz-go/pkg/kmsg"
 )
 
 // Ports that sarama's suite insists on: those of toxiproxy's API and of the first of five proxies.
@@ -29,9 +28,6 @@ const (
 // The suite's tests with other names than TestFunc…; everything else of the package is a unit test.
 const saramaSuite = "^(TestFunc.*|TestConsumerFetchFollowerFailover|TestConsumerHighWaterMarkOffset|TestConsumerPartialBatchRecovery|TestVersionMatrix.*|" +
 	"TestReadOnlyAndAllCommittedMessages|TestConsumerGroupDeadlock|TestJava.*|TestInterceptors|TestAsyncProducerRemoteBrokerClosed)$"
-
-// Tests of transactions, some of which wait for ever where there are none.
-const saramaTransactions = "^(TestFuncTxn.*|TestFuncInitProducerId3|TestFuncDescribeTransactions|TestFuncListTransactions)$"
 
 // sarama's own functional tests, out of the module cache, against five brokers of five racks behind toxiproxy, two of which
 // joined the other three. The tests break connections and, with a stand-in for docker, stop and start brokers.
@@ -51,13 +47,8 @@ func TestSaramaFunctional(t *testing.T) {
 	began := time.Now()
 	env := startProxied(t)
 	dir := strings.TrimSpace(command{}.run(t, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/IBM/sarama"))
-	b := &broker{addr: "127.0.0.1:" + strconv.Itoa(firstProxyPort)}
-	skip := "^$"
-	if !advertises(t, b, kmsg.EndTxn.Int16()) {
-		skip = saramaTransactions
-	}
-	c := command{dir: dir, limit: 6*time.Minute - time.Since(began), env: append(env, fmt.Sprintf("TOXIPROXY_ADDR=http://127.0.0.1:%d", toxiproxyPort), "KAFKA_VERSION=4.0.0")}
-	out, errs, err := c.try(t, "go", "test", "-tags", "functional", "-vet=off", "-count=1", "-v", "-timeout", "320s", "-run", saramaSuite, "-skip", skip, ".")
+	c := command{dir: dir, limit: 9*time.Minute - time.Since(began), env: append(env, fmt.Sprintf("TOXIPROXY_ADDR=http://127.0.0.1:%d", toxiproxyPort), "KAFKA_VERSION=4.0.0")}
+	out, errs, err := c.try(t, "go", "test", "-tags", "functional", "-vet=off", "-count=1", "-v", "-timeout", "480s", "-run", saramaSuite, ".")
 	if err != nil {
 		t.Logf("go test: %v\n%s", err, tail(errs))
 	}

@@ -8,8 +8,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/twmb/franz-go/pkg/kmsg"
-
 	"github.com/varve-io/varve/internal/fixtures"
 )
 
@@ -45,10 +43,6 @@ func trials(t *testing.T, name string, limit time.Duration) {
 	}
 	command{env: env}.run(t, ctl, "up", port)
 	args := []string{"go", "test", "-count=1", "-v", "-timeout", strconv.Itoa(int(limit.Seconds())) + "s"}
-	// Without transactions these wait for minutes, and one of them for ever.
-	if !advertises(t, &broker{addr: "127.0.0.1:" + port}, kmsg.EndTxn.Int16()) {
-		args = append(args, "-skip", "^TestC6[2-7]_")
-	}
 	out, errs, err := command{dir: filepath.Join(work, "trials", name), env: env, limit: limit}.try(t, append(args, ".")...)
 	if err != nil {
 		t.Logf("go test: %v\n%s", err, tail(errs))
@@ -77,7 +71,7 @@ func TestTrialsClientsReplicated(t *testing.T) {
 	work := copied(t)
 	b := startCluster(t, 3, append(keepOld, "default.replication.factor=3", "min.insync.replicas=2")...)
 	// The step of C08 that moves a coordinator outlives its test where no python is at hand.
-	args := []string{"go", "test", "-count=1", "-v", "-timeout", "290s", "-skip", "^TestC6[2-7]_|^TestC08_OffsetFetchWrongCoordinator$/librdkafka"}
+	args := []string{"go", "test", "-count=1", "-v", "-timeout", "290s", "-skip", "^TestC08_OffsetFetchWrongCoordinator$/librdkafka"}
 	env := []string{"CASES_SEEDS=" + b.addr, "CASES_NODES=3", "GOFLAGS=-mod=mod"}
 	out, errs, err := command{dir: filepath.Join(work, "trials", "clients"), env: env, limit: 5 * time.Minute}.try(t, append(args, ".")...)
 	if err != nil {

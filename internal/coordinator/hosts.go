@@ -1,0 +1,311 @@
+package coordinator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+	"unicode/utf16"
+
+	"github.com/varve-io/varve/internal/commit"
+	"github.com/varve-io/varve/internal/log"
+	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/recordbatch"
+)
+
+// patience is how long a request waits for a partition that is expected. A broker that has just heard of a new leader names it
+// as the coordinator at once, which may be before that one is ready.
+const patience = time.Second
+
+// PartitionFor is the partition of the topic that holds a group or transactional id: the absolute value of Java's hash of the id,
+// modulo the number of partitions. The hash without an absolute value counts as 0, as in Kafka (Utils.abs).
+func PartitionFor(id string, partitions int) int32 {
+	h := javaHash(id)
+	switch {
+	case h == math.MinInt32:
+		h = 0
+	case h < 0:
+		h = -h
+	}
+	return h % int32(partitions)
+}
+
+// javaHash is String.hashCode, which counts UTF-16 units.
+func javaHash(s string) int32 {
+	var h int32
+	for _, c := range utf16.Encode([]rune(s)) {
+		h = 31*h + int32(c)
+	}
+	return h
+}
+
+// seat is a partition of one of the topics, whose content a coordinator keeps in memory while this broker leads it.
+type seat struct {
+	part  *partition.Partition
+	epoch int32 // leader epoch
+
+	mu      sync.Mutex
+	loading bool
+	failed  error
+	closed  bool
+}
+
+// keeper is a seat with what it keeps.
+type keeper interface {
+	seated() *seat
+	load()  // reads the partition
+	close() // answers whoever waits
+}
+
+func (s *seat) seated() *seat { return s }
+
+// lock locks a seat that is ready.
+func (s *seat) lock() error {
+	s.mu.Lock()
+	switch {
+	case s.closed:
+		s.mu.Unlock()
+		return ErrNotCoordinator
+	case s.loading:
+		s.mu.Unlock()
+		return ErrLoading
+	case s.failed != nil:
+		s.mu.Unlock()
+		return fmt.Errorf("%w: %w", ErrUnavailable, s.failed)
+	}
+	return nil
+}
+
+// hosts are the partitions of one topic that this broker coordinates.
+type hosts[K keeper] struct {
+	mu      sync.Mutex
+	seats   map[int32]K
+	closed  bool
+	changed chan struct{} // closed when a partition is there or loaded
+}
+
+func newHosts[K keeper]() hosts[K] {
+	return hosts[K]{seats: map[int32]K{}, changed: make(chan struct{})}
+}
+
+func (h *hosts[K]) broadcastLocked() {
+	close(h.changed)
+	h.changed = make(chan struct{})
+}
+
+// elect puts a keeper, which is loading, in its place and loads it. done is called when that has ended.
+func (h *hosts[K]) elect(index int32, k K, done func()) {
+	h.mu.Lock()
+	if h.closed {
+		h.mu.Unlock()
+		done()
+		return
+	}
+	old, had := h.seats[index]
+	h.seats[index] = k
+	h.broadcastLocked()
+	h.mu.Unlock()
+	if had {
+		old.close()
+	}
+	go func() {
+		defer done()
+		k.load()
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.broadcastLocked()
+	}()
+}
+
+func (h *hosts[K]) resign(index int32) {
+	h.mu.Lock()
+	k, had := h.seats[index]
+	delete(h.seats, index)
+	h.mu.Unlock()
+	if had {
+		k.close()
+	}
+}
+
+// close resigns everywhere and for good.
+func (h *hosts[K]) close() {
+	h.mu.Lock()
+	h.closed = true
+	h.broadcastLocked()
+	seats := h.seats
+	h.seats = map[int32]K{}
+	h.mu.Unlock()
+	for _, k := range seats {
+		k.close()
+	}
+}
+
+// all are the present keepers, ready or not.
+func (h *hosts[K]) all() []K {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	var out []K
+	for _, k := range h.seats {
+		out = append(out, k)
+	}
+	return out
+}
+
+// ready returns the keeper of an id, locked. It waits for one that is expected, for a moment.
+func (h *hosts[K]) ready(id string, place func() (partitions int, expects func(int32) bool)) (K, error) {
+	var late <-chan time.Time
+	for {
+		partitions, expects := place()
+		index := PartitionFor(id, partitions)
+		h.mu.Lock()
+		k, there := h.seats[index]
+		changed, closed := h.changed, h.closed
+		h.mu.Unlock()
+		err := ErrNotCoordinator
+		if there {
+			err = k.seated().lock()
+		}
+		switch {
+		case err == nil:
+			return k, nil
+		case closed || expects == nil || !expects(index) || !errors.Is(err, ErrNotCoordinator) && !errors.Is(err, ErrLoading):
+			return k, err
+		}
+		if late == nil {
+			timer := time.NewTimer(patience)
+			defer timer.Stop()
+			late = timer.C
+		}
+		select {
+		case <-changed:
+		case <-late:
+			return k, err
+		}
+	}
+}
+
+// record is a record of one of the topics; a nil value is a tombstone.
+type record struct{ Key, Value []byte }
+
+// batchBytes bounds a batch of records: all tombstones of a large group must not become one that the topic refuses.
+const batchBytes = 512 << 10
+
+// InTxn is the transaction that records belong to. Unless Checked it was confirmed when the partition ended at ConfirmedAt, and is over if
+// a marker followed since.
+type InTxn struct {
+	ProducerID  int64
+	Epoch       int16
+	Checked     bool
+	ConfirmedAt int64
+}
+
+// append appends records, as batches of at most batchBytes (or one record), and returns what to wait for. An error says that nothing
+// was written, or that the log is out of service.
+func (s *seat) append(records []record, by *InTxn) (commit.Write, error) {
+	at := time.Now()
+	var all []byte
+	fresh := func() *recordbatch.Builder {
+		b := recordbatch.NewBuilder()
+		if by != nil {
+			b.ProducerID, b.ProducerEpoch, b.Transactional = by.ProducerID, by.Epoch, true
+		}
+		return b
+	}
+	b := fresh()
+	build := func() error {
+		batch, err := b.Build()
+		all = append(all, batch...)
+		return err
+	}
+	for _, r := range records {
+		if b.Count() > 0 && b.Size()+len(r.Key)+len(r.Value) > batchBytes {
+			if err := build(); err != nil {
+				return commit.Write{}, err
+			}
+			b = fresh()
+		}
+		b.Add(recordbatch.Record{Timestamp: at.UnixMilli(), Key: r.Key, Value: r.Value})
+	}
+	if err := build(); err != nil {
+		return commit.Write{}, err
+	}
+	w := partition.Write{Records: all, Now: at, Internal: true, AllReplicas: true, InEpoch: true, Epoch: s.epoch}
+	if by != nil && !by.Checked {
+		w.Confirmed, w.ConfirmedAt = true, by.ConfirmedAt
+	}
+	r, err := s.part.Append(w)
+	if err != nil {
+		return commit.Write{}, err
+	}
+	return commit.Write{Part: s.part, Next: r.LastOffset + 1, Epoch: r.Epoch}, nil
+}
+
+// committed waits until a write is committed.
+func committed(limit time.Duration, w commit.Write) error {
+	return commit.Wait(context.Background(), limit, []commit.Write{w})[0]
+}
+
+// each reads the partition up to its end: the high watermark of a new leader may be below what its predecessor answered,
+// and all that is in its log will be committed or nothing that comes after it. use gets records with their batch, and each control
+// batch once, with its control record's key and value.
+func (s *seat) each(use func(*recordbatch.Header, *recordbatch.Record)) error {
+	marks, err := s.part.Offsets(-1)
+	if err != nil {
+		return err
+	}
+	l := s.part.Log()
+	for at := marks.LogStart; at < marks.End; {
+		view, err := l.Read(at, 4<<20, marks.End, true)
+		if err != nil {
+			var out *log.OffsetOutOfRangeError
+			if errors.As(err, &out) && out.LocalLogStart > at {
+				at = out.LocalLogStart // retention moved on meanwhile
+				continue
+			}
+			return err
+		}
+		b, err := view.AppendTo(nil)
+		next := view.NextOffset
+		view.Release()
+		if err != nil {
+			return err
+		}
+		if len(b) == 0 {
+			at = max(next, at+1) // a hole that compaction left
+			continue
+		}
+		for len(b) > 0 {
+			h, err := recordbatch.ParseHeader(b)
+			if err != nil {
+				return err
+			}
+			if err := h.Verify(b); err != nil {
+				return err
+			}
+			it, err := recordbatch.Records(b, 0)
+			if err != nil {
+				return err
+			}
+			for it.Next() {
+				use(&h, it.Record())
+			}
+			if it.Err() != nil {
+				return it.Err()
+			}
+			at, b = h.NextOffset(), b[h.Size:]
+		}
+	}
+	return nil
+}
+
+// wait returns what arrives on c, or failed when ctx ends first.
+func wait[R any](ctx context.Context, c <-chan R, failed R) R {
+	select {
+	case r := <-c:
+		return r
+	case <-ctx.Done():
+		return failed
+	}
+}
