@@ -138,7 +138,7 @@ func (b *broker) run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, b.dir.lock.Close()) }()
-	if err := b.dir.checkNode(b.self); err != nil {
+	if err := b.dir.check(b.static.Get("cluster.id"), b.self); err != nil {
 		return err
 	}
 	b.files = log.NewFileCache(b.dir.fs, b.openFilesMax())

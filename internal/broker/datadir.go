@@ -137,10 +137,15 @@ func (d *dataDir) checkpoint(name string, logger *slog.Logger) map[tp.Partition]
 
 func (d *dataDir) file(name string) string { return filepath.Join(d.path, name) }
 
-// checkNode refuses the folder of another node, before anything in it is opened.
-func (d *dataDir) checkNode(node int32) error {
-	if d.meta != nil && d.meta.NodeID != node {
+// check refuses the folder of another node or cluster, before anything in it is opened. The cluster may be "", which is any.
+func (d *dataDir) check(cluster string, node int32) error {
+	switch {
+	case d.meta == nil:
+		return nil
+	case d.meta.NodeID != node:
 		return fmt.Errorf("data directory %s belongs to node %d, not %d: set node.id=%d or use another log.dir", d.path, d.meta.NodeID, node, d.meta.NodeID)
+	case cluster != "" && d.meta.ClusterID != cluster:
+		return fmt.Errorf("data directory %s belongs to cluster %s, not %s: use another log.dir", d.path, d.meta.ClusterID, cluster)
 	}
 	return nil
 }
@@ -148,10 +153,7 @@ func (d *dataDir) checkNode(node int32) error {
 // claim writes the folder's identity, or checks it against this node's.
 func (d *dataDir) claim(cluster string, node int32) error {
 	if d.meta != nil {
-		if d.meta.ClusterID != cluster {
-			return fmt.Errorf("data directory %s belongs to cluster %s, not %s: use another log.dir", d.path, d.meta.ClusterID, cluster)
-		}
-		return nil
+		return d.check(cluster, node)
 	}
 	id, err := tp.NewUUID(rand.Reader)
 	if err != nil {

@@ -161,7 +161,11 @@ func (b *broker) join(ctx context.Context, endpoints []metadata.Endpoint) error 
 			return ctx.Err()
 		}
 	}
-	if err := b.dir.claim(b.quorum.Image().ClusterID, b.self); err != nil {
+	cluster := b.quorum.Image().ClusterID
+	if want := b.static.Get("cluster.id"); want != "" && want != cluster {
+		return fmt.Errorf("this is cluster %s, not %s as cluster.id says", cluster, want)
+	}
+	if err := b.dir.claim(cluster, b.self); err != nil {
 		return err
 	}
 	return b.begin(ctx)
