@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"strings"
 	"syscall"
 
 	"github.com/spf13/cobra"
@@ -32,7 +33,8 @@ func main() {
 	}
 	fmt.Fprintln(os.Stderr, "varve:", err)
 	var usage usageError
-	if errors.As(err, &usage) {
+	// Cobra gives what it says of flags that are missing to nobody.
+	if errors.As(err, &usage) || strings.HasPrefix(err.Error(), "required flag(s)") {
 		os.Exit(exitUsage)
 	}
 	os.Exit(exitFailed)
@@ -47,7 +49,7 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	cmd.AddCommand(serverCommand(), clusterCommand(), brokerCommand(), quorumCommand(), topicCommand(), groupCommand(), tierCommand(), produceCommand(), consumeCommand(), verifyCommand(), dumpCommand(), benchCommand(), versionCommand())
+	cmd.AddCommand(serverCommand(), clusterCommand(), brokerCommand(), quorumCommand(), topicCommand(), groupCommand(), txnCommand(), tierCommand(), produceCommand(), consumeCommand(), verifyCommand(), dumpCommand(), benchCommand(), versionCommand())
 	return cmd
 }
 

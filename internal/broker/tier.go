@@ -288,12 +288,13 @@ var (
 	descUnder      = prometheus.NewDesc("kafka_server_replicamanager_underreplicatedpartitions", "Partitions led here with fewer in sync than replicas.", nil, nil)
 	descUnderMin   = prometheus.NewDesc("kafka_server_replicamanager_underminisrpartitioncount", "Partitions led here with fewer in sync than min.insync.replicas: writes for all replicas are refused.", nil, nil)
 	descLag        = prometheus.NewDesc("kafka_server_replicafetchermanager_maxlag", "Offsets by which the furthest follower of a partition led here is behind.", nil, nil)
+	descLate       = prometheus.NewDesc("kafka_server_replicamanager_partitionswithlatetransactionscount", "Partitions led here with a transaction that is open longer than any may be: readers of committed records, the tier and compaction stand still there (KIP-664).", nil, nil)
 	descDeleting   = prometheus.NewDesc("varve_remote_deleting_topics", "Deleted topics whose objects are not gone yet.", nil, nil)
 )
 
 // Describe implements prometheus.Collector.
 func (g gauges) Describe(c chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{descPartitions, descLeaders, descOffline, descLagBytes, descLagCount, descRemote, descCount, descDeleting, descSpan, descThin, descUnder, descUnderMin, descLag} {
+	for _, d := range []*prometheus.Desc{descPartitions, descLeaders, descOffline, descLagBytes, descLagCount, descRemote, descCount, descDeleting, descSpan, descThin, descUnder, descUnderMin, descLag, descLate} {
 		c <- d
 	}
 }
@@ -302,7 +303,8 @@ func (g gauges) Describe(c chan<- *prometheus.Desc) {
 func (g gauges) Collect(c chan<- prometheus.Metric) {
 	type tierSums struct{ lagBytes, lagCount, size, count int64 }
 	parts, leaders, offline := 0, 0, 0
-	thin, under, underMin, lag := 0, 0, 0, int64(0)
+	thin, under, underMin, late, lag := 0, 0, 0, 0, int64(0)
+	now := time.Now()
 	gauge := func(d *prometheus.Desc, v int64, labels ...string) {
 		c <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, float64(v), labels...)
 	}
@@ -311,6 +313,9 @@ func (g gauges) Collect(c chan<- prometheus.Metric) {
 		parts++
 		if p.Cause() != nil {
 			offline++
+		}
+		if _, is := g.b.late(p, now); is {
+			late++
 		}
 		role := p.Role()
 		if role.Leader == g.b.self {
@@ -354,6 +359,7 @@ func (g gauges) Collect(c chan<- prometheus.Metric) {
 	gauge(descUnder, int64(under))
 	gauge(descUnderMin, int64(underMin))
 	gauge(descLag, lag)
+	gauge(descLate, int64(late))
 	gauge(descPartitions, int64(parts))
 	gauge(descLeaders, int64(leaders))
 	gauge(descOffline, int64(offline))

@@ -1,6 +1,8 @@
 package broker
 
 import (
+	"time"
+
 	"github.com/varve-io/varve/internal/coordinator"
 	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/tp"
@@ -37,4 +39,17 @@ func (b *broker) expects(topic string) func(int32) bool {
 		_, s, ok := b.quorum.Image().Partition(tp.Partition{Topic: topic, Index: index})
 		return !ok || s.Leader == b.self
 	}
+}
+
+// lateBuffer is how much longer than transaction.max.timeout.ms a transaction may be open before it counts as late (KIP-664).
+const lateBuffer = 5 * time.Minute
+
+// late says whether a partition that is led here has a transaction that its coordinator must have ended by now, and where it begins.
+func (b *broker) late(p *partition.Partition, now time.Time) (first int64, late bool) {
+	l := p.Log()
+	if l == nil || p.Role().Leader != b.self {
+		return 0, false
+	}
+	first, last, open := l.IdlestTransaction()
+	return first, open && now.Sub(time.UnixMilli(last)) > b.config().Millis("transaction.max.timeout.ms")+lateBuffer
 }

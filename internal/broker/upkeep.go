@@ -79,6 +79,9 @@ func (b *broker) retain() {
 		if l == nil || p.Cause() != nil {
 			continue
 		}
+		if first, late := b.late(p, now); late {
+			b.log.Warn("a transaction hangs: readers of committed records, the tier and compaction stand still behind it; see varve txn find-hanging", "partition", p.ID().String(), "first offset", first)
+		}
 		r, err := l.ApplyRetention(now)
 		if err != nil {
 			b.log.Error("retention failed", "partition", p.ID().String(), "cause", err)

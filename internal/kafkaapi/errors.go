@@ -30,6 +30,7 @@ var (
 	errUnsupported    = errors.New("unsupported version")
 	errTimedOut       = errors.New("request timed out")
 	errRequiredAcks   = errors.New("invalid required acks")
+	errNoTxnID        = errors.New("transactional records need a transactional id")
 	errInvalidTopic   = errors.New("invalid topic")
 	errClusterID      = errors.New("inconsistent cluster id")
 )
@@ -45,6 +46,7 @@ var codes = []struct {
 	{errUnsupported, kerr.UnsupportedVersion},
 	{errTimedOut, kerr.RequestTimedOut},
 	{errRequiredAcks, kerr.InvalidRequiredAcks},
+	{errNoTxnID, kerr.TransactionalIDAuthorizationFailed},
 	{errInvalidTopic, kerr.InvalidTopicException},
 	{errClusterID, kerr.InconsistentClusterID},
 

@@ -26,9 +26,12 @@ func startProduce(a *API, _ context.Context, c *call, request kmsg.Request) (wir
 	resp := respond[*kmsg.ProduceResponse](req)
 	now := time.Now()
 	img := a.Image()
-	acksErr := error(nil)
-	if req.Acks < -1 || req.Acks > 1 {
-		acksErr = errRequiredAcks
+	refused := error(nil) // all of it
+	switch {
+	case req.Acks < -1 || req.Acks > 1:
+		refused = errRequiredAcks
+	case req.TransactionID == nil && anyTransactional(req):
+		refused = errNoTxnID // nobody could confirm that its transaction is open, or would end it
 	}
 	names := make([]string, len(req.Topics))
 	for i, rt := range req.Topics {
@@ -48,7 +51,7 @@ func startProduce(a *API, _ context.Context, c *call, request kmsg.Request) (wir
 		rt := &req.Topics[i]
 		t := kmsg.NewProduceResponseTopic()
 		t.Topic, t.TopicID = rt.Topic, rt.TopicID
-		name, topicErr := names[i], acksErr
+		name, topicErr := names[i], refused
 		if name == "" && req.Version >= 13 && topicErr == nil {
 			topicErr = errUnknownTopicID
 		}
@@ -93,6 +96,17 @@ func startProduce(a *API, _ context.Context, c *call, request kmsg.Request) (wir
 		}
 		return resp
 	}), nil
+}
+
+func anyTransactional(req *kmsg.ProduceRequest) bool {
+	for i := range req.Topics {
+		for j := range req.Topics[i].Partitions {
+			if h, err := recordbatch.ParseHeader(req.Topics[i].Partitions[j].Records); err == nil && h.IsTransactional() {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // append appends the records of one partition.

@@ -1,6 +1,7 @@
 package kafkaapi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -379,13 +380,15 @@ type confirmed map[tp.Partition]struct {
 // confirm has the coordinator confirm the transaction of batches that are the first of it on their partitions, or put the partitions into
 // it (KIP-890). The connection's reader waits for that: what it has read later must not overtake these batches.
 func (a *API) confirm(req *kmsg.ProduceRequest, names []string) confirmed {
-	if text(req.TransactionID) == "" || !a.Static.Bool("transaction.partition.verification.enable") {
+	add := req.Version >= 12 // as its client does not do that itself
+	if text(req.TransactionID) == "" || !add && !a.Static.Bool("transaction.partition.verification.enable") {
 		return nil
 	}
 	var producerID int64
 	var epoch int16
 	var partitions []tp.Partition
 	var ends []int64
+	out := confirmed{}
 	for i := range req.Topics {
 		for j := range req.Topics[i].Partitions {
 			rp := &req.Topics[i].Partitions[j]
@@ -398,6 +401,12 @@ func (a *API) confirm(req *kmsg.ProduceRequest, names []string) confirmed {
 				continue
 			}
 			if end, open := p.TxnState(h.ProducerID, h.ProducerEpoch); !open {
+				if len(partitions) > 0 && (producerID != h.ProducerID || epoch != h.ProducerEpoch) {
+					c := out[p.ID()] // a transactional id has one producer
+					c.err = txn.ErrInvalidMapping
+					out[p.ID()] = c
+					continue
+				}
 				producerID, epoch = h.ProducerID, h.ProducerEpoch
 				partitions, ends = append(partitions, p.ID()), append(ends, end)
 			}
@@ -408,15 +417,14 @@ func (a *API) confirm(req *kmsg.ProduceRequest, names []string) confirmed {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), confirmPatience)
 	defer cancel()
-	errs, err := a.Enlist(ctx, *req.TransactionID, producerID, epoch, partitions, req.Version >= 12)
-	out := confirmed{}
+	errs, err := a.Enlist(ctx, *req.TransactionID, producerID, epoch, partitions, add)
 	for i, id := range partitions {
 		why := err
 		if why == nil {
 			why = errs[i]
 		}
 		c := out[id]
-		c.err, c.at, c.v2 = refusal(why, req.Version), ends[i], req.Version >= 12
+		c.err, c.at, c.v2 = cmp.Or(c.err, refusal(why, req.Version)), ends[i], add
 		out[id] = c
 	}
 	return out

@@ -286,6 +286,13 @@ func (l *Log) Producers(now time.Time) []producerstate.Active {
 	return l.producers.Active()
 }
 
+// IdlestTransaction is the open transaction that has not been written to for longest, by its first offset and the time of its last batch in ms.
+func (l *Log) IdlestTransaction() (first, lastMs int64, ok bool) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.producers.Idlest()
+}
+
 // ExpireProducers forgets producers after producer.id.expiration.ms and returns their number.
 func (l *Log) ExpireProducers(now time.Time) int {
 	l.mu.Lock()

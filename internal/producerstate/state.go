@@ -310,6 +310,17 @@ func (s *State) FirstUnstable(highWatermark int64) (int64, bool) {
 	return first, ok
 }
 
+// Idlest is the open transaction whose producer has not written for longest: its first offset and the timestamp of that producer's last
+// batch, in ms.
+func (s *State) Idlest() (first, lastTimestamp int64, ok bool) {
+	for _, t := range s.ongoing {
+		if at := s.producers[t.producerID].lastTimestamp; !ok || at < lastTimestamp {
+			first, lastTimestamp, ok = t.first, at, true
+		}
+	}
+	return first, lastTimestamp, ok
+}
+
 // HighWatermarkTo forgets completed transactions that the high watermark has passed. It must not fall after.
 func (s *State) HighWatermarkTo(highWatermark int64) {
 	if len(s.completed) > 0 {

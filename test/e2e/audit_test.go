@@ -3,6 +3,7 @@ package e2e
 import (
 	"bytes"
 	"context"
+	"errors"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
@@ -328,10 +329,11 @@ func TestHugeBatches(t *testing.T) {
 	}
 }
 
-// rawProduce appends a batch as it is.
-func rawProduce(t *testing.T, cl *kgo.Client, topic string, batch []byte) error {
+// rawProduce appends a batch as it is, of a transactional id unless that is nil.
+func rawProduce(t *testing.T, cl *kgo.Client, topic string, batch []byte, txnID *string) error {
 	t.Helper()
 	req := kmsg.NewPtrProduceRequest()
+	req.TransactionID = txnID
 	req.Acks, req.TimeoutMillis = -1, 10000
 	rt := kmsg.NewProduceRequestTopic()
 	rt.Topic = topic
@@ -353,7 +355,7 @@ func rawProduce(t *testing.T, cl *kgo.Client, topic string, batch []byte) error 
 
 // TestOpenTransactionHoldsTheTierBack: nothing above the last stable offset is uploaded, and read_committed sees what was there before.
 func TestOpenTransactionHoldsTheTierBack(t *testing.T) {
-	n := newNode(t)
+	n := newNode(t, "transaction.partition.verification.enable=false")
 	n.start()
 	n.createTopic("txn", 1, tieredConfig...)
 	cl := n.manual()
@@ -366,7 +368,10 @@ func TestOpenTransactionHoldsTheTierBack(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := rawProduce(t, cl, "txn", batch); err != nil {
+	if err := rawProduce(t, cl, "txn", batch, nil); !errors.Is(err, kerr.TransactionalIDAuthorizationFailed) {
+		t.Fatal("without a transactional id: ", err)
+	}
+	if err := rawProduce(t, n.manual(beforeV2()), "txn", batch, kmsg.StringPtr("flink")); err != nil {
 		t.Fatal("open transaction: ", err)
 	}
 	produce(t, cl, "txn", 1001, 2000)

@@ -12,6 +12,11 @@ import (
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
+	"github.com/twmb/franz-go/pkg/kversion"
+
+	"github.com/varve-io/varve/internal/recordbatch"
+	"github.com/varve-io/varve/internal/testport"
 )
 
 // pipe copies records of one topic to another exactly once, as a member of a group, until ctx ends. Now and then it aborts.
@@ -115,4 +120,98 @@ func TestExactlyOnceUnderKills(t *testing.T) {
 	read(count)
 	cancel()
 	wg.Wait()
+}
+
+// beforeV2 makes a client that knows no transaction version 2: brokers do not put its partitions into transactions.
+func beforeV2() kgo.Opt {
+	v := kversion.Stable()
+	v.SetMaxKeyVersion(0, 11)
+	return kgo.MaxVersions(v)
+}
+
+// TestHangingTransaction: a transaction that no coordinator knows is seen, found and aborted; one that its coordinator will end is left to it.
+func TestHangingTransaction(t *testing.T) {
+	port := testport.Free(t)
+	n := newNode(t, "transaction.partition.verification.enable=false", fmt.Sprintf("varve.http.listener=127.0.0.1:%d", port))
+	n.start()
+	n.createTopic("txn", 1, tieredConfig...)
+	cl := n.manual()
+	produce(t, cl, "txn", 0, 1000)
+	b := recordbatch.NewBuilder()
+	b.ProducerID, b.ProducerEpoch, b.BaseSequence, b.Transactional = 4711, 0, 0, true
+	b.Add(recordbatch.Record{Timestamp: time.Now().Add(-time.Hour).UnixMilli(), Key: []byte("1000"), Value: value(1000)})
+	batch, err := b.Build()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := rawProduce(t, n.manual(beforeV2()), "txn", batch, kmsg.StringPtr("old")); err != nil {
+		t.Fatal(err)
+	}
+	produce(t, cl, "txn", 1001, 1500)
+	// One that is alive, beside it.
+	n.createTopic("live", 1)
+	live := n.client(kgo.TransactionalID("alive"), kgo.DefaultProduceTopic("live"))
+	if err := live.BeginTransaction(); err != nil {
+		t.Fatal(err)
+	}
+	if err := live.ProduceSync(t.Context(), &kgo.Record{Value: []byte("x")}).FirstErr(); err != nil {
+		t.Fatal(err)
+	}
+
+	says := func(wantCode int, wants []string, args ...string) {
+		t.Helper()
+		out, code := n.varve(append(args, "-b", n.address())...)
+		if code != wantCode {
+			t.Fatalf("varve %v: exit %d: %s", args, code, out)
+		}
+		for _, want := range wants {
+			if !strings.Contains(out, want) {
+				t.Errorf("varve %v: %q is missing in\n%s", args, want, out)
+			}
+		}
+	}
+	late := func(want string) bool {
+		return strings.Contains(n.http(port, "/metrics"), "kafka_server_replicamanager_partitionswithlatetransactionscount "+want+"\n")
+	}
+	if !late("1") {
+		t.Error("the metric of late transactions does not show it")
+	}
+	n.until("the tier says what holds it back", func() bool {
+		out, _ := n.varve("tier", "ls", "-b", n.address())
+		return strings.Contains(out, "held back by a transaction open since offset 1000")
+	})
+	says(0, []string{"alive", "Ongoing", "live:0"}, "txn", "ls")
+	says(1, []string{"txn:0", "1000", "4711", "no transactional id has this producer", "1 transactions hang"}, "txn", "find-hanging")
+	says(0, []string{"PARTITION"}, "txn", "find-hanging", "live", "--older-than", "0s")
+	says(1, []string{"it does not hang", "transactional id alive is Ongoing"}, "txn", "abort", "live:0", "--start", "0")
+	says(1, []string{"no open transaction with its first record at offset 7, but at 1000"}, "txn", "abort", "txn:0", "--start", "7")
+	says(2, []string{"start"}, "txn", "abort", "txn:0")
+	says(2, []string{"TOPIC:PARTITION"}, "txn", "abort", "txn", "--start", "1000")
+	says(1, nil, "txn", "find-hanging", "nosuch")
+	says(0, []string{"aborted the transaction of producer 4711"}, "txn", "abort", "txn:0", "--start", "1000")
+	says(0, nil, "txn", "find-hanging", "txn", "--older-than", "0s")
+	if !late("0") {
+		t.Error("the metric of late transactions still shows it")
+	}
+	n.until("the tier goes on", func() bool {
+		out, _ := n.varve("tier", "ls", "-b", n.address())
+		return !strings.Contains(out, "held back")
+	})
+	keys := 0
+	reader := n.client(kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{"txn": {0: kgo.NewOffset().AtStart()}}), kgo.FetchIsolationLevel(kgo.ReadCommitted()))
+	for keys < 1499 {
+		fetches := reader.PollFetches(t.Context())
+		if err := fetches.Err(); err != nil {
+			t.Fatal(err)
+		}
+		fetches.EachRecord(func(r *kgo.Record) {
+			if string(r.Key) == "1000" {
+				t.Error("an aborted record is shown")
+			}
+			keys++
+		})
+	}
+	if err := live.EndTransaction(t.Context(), kgo.TryCommit); err != nil {
+		t.Fatal(err)
+	}
 }
