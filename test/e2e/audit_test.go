@@ -3,11 +3,11 @@ package e2e
 import (
 	"bytes"
 	"context"
-	"errors"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
