@@ -93,6 +93,7 @@ var Table = []Row{
 	{"internal/objstore/objstoretest", Test, nil},
 	{"internal/archtest", Test, nil},
 	{"internal/checker", Test, nil},
+	{"internal/listappend", Test, nil},
 	{"internal/sim", Test, nil},
 	{"internal/simnet", Test, nil},
 	{"internal/clustertest", Test, nil},

@@ -322,6 +322,26 @@ func TestUnreadablePartitionIsUnavailable(t *testing.T) {
 	}
 }
 
+// A broker that loses sight of the controller while it loads goes on where it was if it remains the leader, and answers nothing meanwhile: what it
+// knows may be outdated.
+func TestControllerOutOfSight(t *testing.T) {
+	w := newWorld(t)
+	w.commitAt(w.elect(w.groups), "g", commitAt("a", 1))
+	w.part.Suspend(true)
+	gs := w.again()
+	for _, gs := range []*Groups{gs, w.groups} {
+		if _, err := gs.FetchOffsets("g", nil, true); !errors.Is(err, ErrNotCoordinator) {
+			t.Errorf("%v", err)
+		}
+	}
+	w.part.Suspend(false)
+	for _, gs := range []*Groups{gs, w.groups} {
+		if got := w.offsets(gs, "g"); got != "a:1" {
+			t.Error(got)
+		}
+	}
+}
+
 // A failed write is not acknowledged and not visible.
 func TestFailedWrites(t *testing.T) {
 	w := newWorld(t)

@@ -75,6 +75,11 @@ func (s *seat) lock() error {
 		s.mu.Unlock()
 		return fmt.Errorf("%w: %w", ErrUnavailable, s.failed)
 	}
+	// Another broker may coordinate already, as long as this one does not reach the controller: what is in memory may be of the past.
+	if _, err := s.part.Offsets(s.epoch); errors.Is(err, partition.ErrNotLeader) || errors.Is(err, partition.ErrFencedEpoch) {
+		s.mu.Unlock()
+		return fmt.Errorf("%w: %w", ErrNotCoordinator, err)
+	}
 	return nil
 }
 
@@ -251,11 +256,13 @@ func committed(limit time.Duration, w commit.Write) error {
 // and all that is in its log will be committed or nothing that comes after it. use gets records with their batch, and each control
 // batch once, with its control record's key and value.
 func (s *seat) each(use func(*recordbatch.Header, *recordbatch.Record)) error {
-	marks, err := s.part.Offsets(-1)
-	if err != nil {
-		return err
-	}
+	// The log is asked, not the partition: that one tells nothing while this broker does not reach the controller, which may be over in a
+	// moment, without a new leader.
 	l := s.part.Log()
+	if l == nil {
+		return fmt.Errorf("%w: its log is not open", ErrUnavailable)
+	}
+	marks := l.Offsets()
 	for at := marks.LogStart; at < marks.End; {
 		view, err := l.Read(at, 4<<20, marks.End, true)
 		if err != nil {
