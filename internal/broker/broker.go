@@ -374,10 +374,13 @@ func (b *broker) groupConfig() coordinator.Config {
 		MetadataMax: c.Int("offset.metadata.max.bytes"), OffsetRetentionMs: c.Int64("offsets.retention.minutes") * 60_000,
 		Group: group.Config{SessionMinMs: c.Int64("group.min.session.timeout.ms"), SessionMaxMs: c.Int64("group.max.session.timeout.ms"),
 			InitialDelayMs: c.Int64("group.initial.rebalance.delay.ms"), SizeMax: c.Int("group.max.size")},
-		Consumer: consumergroup.Config{SessionMs: c.Int64("group.consumer.session.timeout.ms"), HeartbeatMs: c.Int64("group.consumer.heartbeat.interval.ms"),
-			SizeMax: c.Int("group.consumer.max.size"), Assignors: c.List("group.consumer.assignors"), AssignmentMs: c.Int64("group.consumer.assignment.interval.ms"),
-			RegexMs: c.Int64("group.consumer.regex.refresh.interval.ms"), Upgrade: policy == "bidirectional" || policy == "upgrade",
-			Downgrade: policy == "bidirectional" || policy == "downgrade", Mixed: policy != "disabled"}}
+		Consumer: func(id string) consumergroup.Config {
+			own := config.GroupValues(c, b.quorum.Image().GroupConfigs[id])
+			return consumergroup.Config{SessionMs: own.Int64("consumer.session.timeout.ms"), HeartbeatMs: own.Int64("consumer.heartbeat.interval.ms"),
+				AssignmentMs: own.Int64("consumer.assignment.interval.ms"), SizeMax: c.Int("group.consumer.max.size"), Assignors: c.List("group.consumer.assignors"),
+				RegexMs: c.Int64("group.consumer.regex.refresh.interval.ms"), Upgrade: policy == "bidirectional" || policy == "upgrade",
+				Downgrade: policy == "bidirectional" || policy == "downgrade", Mixed: policy != "disabled"}
+		}}
 }
 
 // begin brings the partitions to the present image, all at once.

@@ -116,9 +116,9 @@ func CheckBroker(v Values) error {
 	if session, beat := v.Int64("broker.session.timeout.ms"), v.Int64("broker.heartbeat.interval.ms"); beat >= session {
 		problems = append(problems, fmt.Errorf("broker.heartbeat.interval.ms (%d) must be below broker.session.timeout.ms (%d)", beat, session))
 	}
-	for _, name := range []string{"session.timeout.ms", "heartbeat.interval.ms"} {
-		n, low, high := v.Int64("group.consumer."+name), v.Int64("group.consumer.min."+name), v.Int64("group.consumer.max."+name)
-		if n < low || n > high {
+	for _, name := range []string{"session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms"} {
+		n := v.Int64("group.consumer." + name)
+		if low, high := groupBounds(v, name); n < low || n > high {
 			problems = append(problems, fmt.Errorf("group.consumer.%[1]s (%[2]d) must be between group.consumer.min.%[1]s (%[3]d) and group.consumer.max.%[1]s (%[4]d)", name, n, low, high))
 		}
 	}

@@ -41,7 +41,7 @@ var (
 // Config is asked for at each use, so that changes take effect.
 type Config struct {
 	Group             group.Config
-	Consumer          consumergroup.Config
+	Consumer          func(group string) consumergroup.Config // what holds for a consumer group
 	Image             func() *metadata.Image
 	MetadataMax       int // bytes of the text beside a committed offset
 	OffsetRetentionMs int64
@@ -177,7 +177,7 @@ func (s *shard) tick(h *hosted) {
 	case *group.Group:
 		s.apply(h, g.Tick(now()))
 	case *consumergroup.Group:
-		if err := s.change(h, g.Tick(s.env(), now())); err != nil {
+		if err := s.change(h, g.Tick(s.env(h.id), now())); err != nil {
 			s.owner.log.Error("group state was not written", "group", h.id, "cause", err)
 			h.due = now() + retryMs // the members are still due: not at once again
 			h.timer.Reset(retryMs * time.Millisecond)
@@ -188,9 +188,9 @@ func (s *shard) tick(h *hosted) {
 // retryMs is the pause before members are put out again that could not be, since nothing could be written.
 const retryMs = 1000
 
-func (s *shard) env() consumergroup.Env {
+func (s *shard) env(groupID string) consumergroup.Env {
 	c := s.owner.config()
-	return consumergroup.Env{Config: c.Consumer, Classic: c.Group, Image: c.Image()}
+	return consumergroup.Env{Config: c.Consumer(groupID), Classic: c.Group, Image: c.Image()}
 }
 
 // change writes what changed in a group of the consumer protocol. If nothing could be written nothing has changed. An error may also mean that
@@ -375,7 +375,7 @@ func (s *shard) load() {
 	for id, l := range groups {
 		switch {
 		case l.consumer != nil:
-			l.consumer.Loaded(c.Consumer, start.UnixMilli())
+			l.consumer.Loaded(c.Consumer(id), start.UnixMilli())
 			s.setClock(s.host(id, l.offsets, l.consumer))
 		case l.classic != nil:
 			s.setClock(s.host(id, l.offsets, l.classic))

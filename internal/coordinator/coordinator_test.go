@@ -42,8 +42,10 @@ type world struct {
 func newWorld(t *testing.T) *world {
 	w := &world{t: t, fs: vfs.NewFaulty(vfs.NewMem()), lines: &bytes.Buffer{}, config: Config{Partitions: 1, MetadataMax: 100, OffsetRetentionMs: 1000_000,
 		Image: metadata.Empty, Group: group.Config{SessionMinMs: 1000, SessionMaxMs: 3_600_000, SizeMax: 100},
-		Consumer: consumergroup.Config{SessionMs: 45_000, HeartbeatMs: 5000, SizeMax: 100, Assignors: []string{"uniform", "range"}, RegexMs: 600_000,
-			Upgrade: true, Downgrade: true, Mixed: true}}}
+		Consumer: func(string) consumergroup.Config {
+			return consumergroup.Config{SessionMs: 45_000, HeartbeatMs: 5000, SizeMax: 100, Assignors: []string{"uniform", "range"}, RegexMs: 600_000,
+				Upgrade: true, Downgrade: true, Mixed: true}
+		}}}
 	if err := w.fs.MkdirAll("/d"); err != nil {
 		t.Fatal(err)
 	}

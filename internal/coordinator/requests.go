@@ -29,7 +29,7 @@ func (gs *Groups) Join(ctx context.Context, groupID string, r group.JoinRequest)
 	}
 	if g := h.consumer(); g != nil && !h.empty() {
 		defer s.mu.Unlock()
-		result, c := g.Join(r, s.env(), now())
+		result, c := g.Join(r, s.env(groupID), now())
 		if err := s.change(h, c); err != nil {
 			failed.Err = err
 			return failed
@@ -76,7 +76,7 @@ func (gs *Groups) Sync(ctx context.Context, groupID string, r group.SyncRequest)
 	}
 	if g := h.consumer(); g != nil {
 		defer s.mu.Unlock()
-		result := g.Sync(r, s.env(), now())
+		result := g.Sync(r, s.env(groupID), now())
 		s.setClock(h)
 		return result
 	}
@@ -111,7 +111,7 @@ func (gs *Groups) Heartbeat(groupID, memberID, instanceID string, generation int
 	case *group.Group:
 		err = g.Heartbeat(memberID, instanceID, generation, now())
 	case *consumergroup.Group:
-		c, answer := g.BeatClassic(memberID, instanceID, generation, s.env(), now())
+		c, answer := g.BeatClassic(memberID, instanceID, generation, s.env(groupID), now())
 		if err := s.change(h, c); err != nil {
 			return err
 		}
@@ -134,7 +134,7 @@ func (gs *Groups) Leave(groupID string, leavers []Leaver) ([]error, error) {
 	errs := make([]error, len(leavers))
 	h := s.group(groupID, false)
 	if h != nil && h.consumer() != nil {
-		errs, c := h.consumer().Leave(leavers, s.env(), now())
+		errs, c := h.consumer().Leave(leavers, s.env(groupID), now())
 		return errs, s.change(h, c)
 	}
 	for i, l := range leavers {
@@ -149,8 +149,10 @@ func (gs *Groups) Leave(groupID string, leavers []Leaver) ([]error, error) {
 	return errs, nil
 }
 
-// Consumers is what holds for consumer groups at the moment.
-func (gs *Groups) Consumers() consumergroup.Config { return gs.config().Consumer }
+// Consumers is what holds for a consumer group at the moment.
+func (gs *Groups) Consumers(groupID string) consumergroup.Config {
+	return gs.config().Consumer(groupID)
+}
 
 // ConsumerHeartbeat serves ConsumerGroupHeartbeat (KIP-848). A member that joins finds or makes a consumer group of that name: an empty classic
 // one becomes one, and so does a live one of consumers, if group.consumer.migration.policy says so.
@@ -160,7 +162,7 @@ func (gs *Groups) ConsumerHeartbeat(groupID string, r consumergroup.Heartbeat) (
 		return consumergroup.Answer{}, err
 	}
 	defer s.mu.Unlock()
-	h, env := s.group(groupID, false), s.env()
+	h, env := s.group(groupID, false), s.env(groupID)
 	switch {
 	case h == nil && r.Epoch != 0:
 		return consumergroup.Answer{}, group.Refuse(group.ErrNotFound, "Group %s not found.", groupID)
@@ -236,7 +238,7 @@ func (gs *Groups) Commit(groupID string, by Committer, commits []Commit) ([]erro
 		return nil, group.ErrIllegalGeneration
 	}
 	if g := h.consumer(); g != nil {
-		err = g.MayCommit(consumergroup.Commit{Committer: by.Committer, Partitions: partitions(commits), Old: by.Version < 9}, s.env().Image)
+		err = g.MayCommit(consumergroup.Commit{Committer: by.Committer, Partitions: partitions(commits), Old: by.Version < 9}, s.env(groupID).Image)
 	} else {
 		err = h.classic().MayCommit(by.Committer, now())
 	}
@@ -293,7 +295,7 @@ func (gs *Groups) CommitInTxn(groupID string, by group.Committer, in InTxn, comm
 		return nil, group.ErrIllegalGeneration
 	}
 	if g := h.consumer(); g != nil {
-		err = g.MayCommit(consumergroup.Commit{Committer: by, Partitions: partitions(commits), InTxn: true}, s.env().Image)
+		err = g.MayCommit(consumergroup.Commit{Committer: by, Partitions: partitions(commits), InTxn: true}, s.env(groupID).Image)
 	} else {
 		err = h.classic().MayCommitInTxn(by, now())
 	}
@@ -444,7 +446,7 @@ func (gs *Groups) DescribeConsumer(groupID string) (consumergroup.Description, e
 	case h.consumer() == nil:
 		return consumergroup.Description{}, group.Refuse(group.ErrNotFound, "Group %s is not a consumer group.", groupID)
 	}
-	return h.consumer().Describe(s.owner.config().Consumer), nil
+	return h.consumer().Describe(s.owner.config().Consumer(groupID)), nil
 }
 
 // Types of groups, as ListGroups says them.

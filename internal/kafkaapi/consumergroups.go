@@ -28,7 +28,7 @@ func (a *API) consumerGroupHeartbeat(_ context.Context, c *call, req *kmsg.Consu
 	if id, err := tp.NewUUID(rand.Reader); err == nil {
 		r.NewID = id.String()
 	}
-	err := r.Validate(req.Version, a.Groups.Consumers())
+	err := r.Validate(req.Version, a.Groups.Consumers(req.Group))
 	if err == nil && strings.TrimSpace(req.Group) == "" {
 		err = refuse(errInvalidRequest, "GroupId can't be empty.")
 	}

@@ -19,6 +19,8 @@ func TestKafkaConsumerProtocol(t *testing.T) {
 	b.topic(t, "new", 3)
 	lines := values(300)
 	k.feed(t, strings.Join(lines, "\n")+"\n", "produce", "--topic", "new")
+	k.run(t, "configs", "--alter", "--entity-type", "groups", "--entity-name", "new", "--add-config", "consumer.session.timeout.ms=50000")
+	has(t, "configs", k.run(t, "configs", "--describe", "--entity-type", "groups", "--entity-name", "new"), `consumer.session.timeout.ms=50000 .*DYNAMIC_GROUP_CONFIG`)
 	consume := []string{"consume", "--topic", "new", "--group", "new", "--command-property", "group.protocol=consumer", "--from-beginning", "--timeout-ms", "30000", "--max-messages"}
 	if out := k.run(t, consume[0], append(consume[1:], "300")...); strings.Count(out, "\n") != 300 {
 		t.Fatalf("%d bytes: %s", len(out), tail(out))
