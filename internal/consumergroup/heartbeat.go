@@ -129,7 +129,7 @@ func (c *Changes) heartbeat(r Heartbeat, env Env, now int64) (Answer, error) {
 // step takes over what a member says of itself and lets the group and the member move on, with assign to a new target assignment, too.
 func (c *Changes) step(before *member, said *grouprecord.Member, says Partitions, assign bool, env Env, now int64) (*member, error) {
 	g := c.g
-	preferred, subscribed := g.assignor(env.Config), g.subscription(before.said, env.Image)
+	preferred := g.assignor(env.Config)
 	if said.Regex != before.said.Regex && said.Regex != "" && g.patterns[said.Regex] == 0 {
 		if _, err := compile(said.Regex); err != nil {
 			return nil, refuse(ErrInvalidRegex, "SubscribedTopicRegex `%s` is not a valid regular expression: %s.", said.Regex, reason(err))
@@ -138,24 +138,26 @@ func (c *Changes) step(before *member, said *grouprecord.Member, says Partitions
 	if g.said[before.id] == nil || !same(said, before.said) {
 		c.put(grouprecord.KindMember, before.id, said)
 	}
-	c.settle()
+	if g.clocks[before.id] == nil {
+		c.settle()
+	}
 	c.dropPatterns([]string{before.said.Regex})
-	bump := !slices.Equal(said.Topics, before.said.Topics) || said.Regex != before.said.Regex || g.assignor(env.Config) != preferred
-	c.advance(bump, assign, env, now)
+	changed := !slices.Equal(said.Topics, before.said.Topics) || said.Regex != before.said.Regex
+	changed = c.advance(changed || g.assignor(env.Config) != preferred, assign, env, now) || changed
 	m := g.member(before.id)
 	if m.has.State == grouprecord.Unknown && (says == nil || len(says) > 0) {
 		return nil, refuse(ErrFencedMemberEpoch, "The consumer group member is in a unknown state. The member must abandon all its partitions and rejoin.")
 	}
-	wants := g.subscription(m.said, env.Image)
-	c.reconcile(m, wants, !slices.Equal(wants, subscribed), says, now)
+	c.reconcile(m, changed, says, env, now)
 	return g.member(m.id), nil
 }
 
-// advance raises the group epoch if it must, or if the topics have changed, and with assign makes a target assignment for it.
-func (c *Changes) advance(bump, assign bool, env Env, now int64) {
+// advance raises the group epoch if it must, or if the topics have changed, and with assign makes a target assignment for it. It says whether
+// regular expressions stand for other topics than before.
+func (c *Changes) advance(bump, assign bool, env Env, now int64) (found bool) {
 	g := c.g
 	if len(g.patterns) > 0 && c.refresh(env, now) {
-		bump = true
+		bump, found = true, true
 	}
 	if bump || g.seen != env.Image {
 		hash := g.hash(env.Image)
@@ -170,6 +172,7 @@ func (c *Changes) advance(bump, assign bool, env Env, now int64) {
 	if assign {
 		c.assign(env, now)
 	}
+	return found
 }
 
 // reason is what is wrong with an expression, without the expression.

@@ -35,13 +35,13 @@ func (p Partitions) holds(owned grouprecord.Owned) bool {
 }
 
 // reconcile leads a member one step towards its target: it gives up what is not in it, goes over to the assignment epoch, and gets what nobody
-// else has. subscribed are the topics that it subscribes to, which may be fewer than the target knows; changed says that they just changed.
-func (c *Changes) reconcile(m *member, subscribed []tp.UUID, changed bool, says Partitions, now int64) {
+// else has. changed says that the topics that it subscribes to just changed: they may be fewer than the target knows.
+func (c *Changes) reconcile(m *member, changed bool, says Partitions, env Env, now int64) {
 	g := c.g
 	if !changed && m.reconciled(g.target.Epoch) {
 		return
 	}
-	next := g.next(m, subscribed, changed, says)
+	next := g.next(m, g.subscription(m.said, env.Image), changed, says)
 	if same(next, m.has) {
 		return
 	}
@@ -74,7 +74,7 @@ func (g *Group) narrowed(m *member, subscribed []tp.UUID, says Partitions) *grou
 	next := &grouprecord.Current{Epoch: m.has.Epoch, PreviousEpoch: m.has.Epoch, State: m.has.State, Assigned: grouprecord.Owned{}, Revoking: clone(m.has.Revoking)}
 	left := false
 	for t, partitions := range m.has.Assigned {
-		if slices.Contains(subscribed, t) {
+		if among(subscribed, t) {
 			next.Assigned[t] = partitions
 			continue
 		}
@@ -100,7 +100,7 @@ func (g *Group) advanced(m *member, subscribed []tp.UUID, says Partitions) *grou
 	keeps, revokes, gets := grouprecord.Owned{}, grouprecord.Owned{}, grouprecord.Owned{}
 	wanted := func(t tp.UUID, p int32) bool {
 		_, found := slices.BinarySearch(target[t], p)
-		return found && slices.Contains(subscribed, t)
+		return found && among(subscribed, t)
 	}
 	for t, partitions := range m.has.Assigned {
 		for p, epoch := range partitions {
@@ -113,7 +113,7 @@ func (g *Group) advanced(m *member, subscribed []tp.UUID, says Partitions) *grou
 	}
 	waits := false
 	for t, partitions := range target {
-		if !slices.Contains(subscribed, t) {
+		if !among(subscribed, t) {
 			continue
 		}
 		for _, p := range partitions {
@@ -141,6 +141,12 @@ func (g *Group) advanced(m *member, subscribed []tp.UUID, says Partitions) *grou
 		next.State = grouprecord.UnreleasedPartitions
 	}
 	return next
+}
+
+// among says whether a topic is one of some, which are in ascending order.
+func among(topics []tp.UUID, t tp.UUID) bool {
+	_, found := slices.BinarySearchFunc(topics, t, compareIDs)
+	return found
 }
 
 func set(o grouprecord.Owned, t tp.UUID, p, epoch int32) {
