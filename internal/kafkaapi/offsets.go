@@ -2,13 +2,11 @@ package kafkaapi
 
 import (
 	"context"
-	"errors"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/varve-io/varve/internal/committed"
-	"github.com/varve-io/varve/internal/consumergroup"
 	"github.com/varve-io/varve/internal/coordinator"
 	"github.com/varve-io/varve/internal/group"
 	"github.com/varve-io/varve/internal/tp"
@@ -53,9 +51,6 @@ func (a *API) offsetCommit(_ context.Context, c *call, req *kmsg.OffsetCommitReq
 	}
 	by := coordinator.Committer{Committer: group.Committer{MemberID: req.MemberID, InstanceID: text(req.InstanceID), Generation: req.Generation}, Version: req.Version}
 	errs, err := a.Groups.Commit(req.Group, by, commits)
-	if errors.Is(err, consumergroup.ErrStaleMemberEpoch) && req.Version < 9 {
-		err = group.ErrIllegalGeneration
-	}
 	for j, pl := range at {
 		p := &resp.Topics[pl.topic].Partitions[pl.partition]
 		if p.ErrorCode = code(err); err == nil {
