@@ -33,12 +33,12 @@ func (g *Group) Join(r group.JoinRequest, env Env, now int64) (group.JoinResult,
 
 func (c *Changes) join(r group.JoinRequest, env Env, now int64) (group.JoinResult, error) {
 	g := c.g
-	none := group.JoinResult{}
+	nothing := group.JoinResult{}
 	switch {
 	case r.SessionMs < env.Classic.SessionMinMs || r.SessionMs > env.Classic.SessionMaxMs:
-		return none, group.ErrInvalidSession
+		return nothing, group.ErrInvalidSession
 	case !env.Config.Mixed:
-		return none, refuse(group.ErrInconsistentProtocol, "Cannot join the consumer group %s with the classic protocol because the group migration is disabled.", g.id)
+		return nothing, refuse(group.ErrInconsistentProtocol, "Cannot join the consumer group %s with the classic protocol because the group migration is disabled.", g.id)
 	}
 	isNew := r.MemberID == ""
 	id := r.MemberID
@@ -46,21 +46,21 @@ func (c *Changes) join(r group.JoinRequest, env Env, now int64) (group.JoinResul
 		id = r.NewID
 	}
 	if err := g.full(id, r.InstanceID, env); err != nil {
-		return none, err
+		return nothing, err
 	}
 	if !g.speaks(r.ProtocolType, r.Protocols) {
-		return none, refuse(group.ErrInconsistentProtocol, "Member %s's protocols are not supported.", id)
+		return nothing, refuse(group.ErrInconsistentProtocol, "Member %s's protocols are not supported.", id)
 	}
 	subscription := kmsg.NewConsumerMemberMetadata()
 	if err := subscription.ReadFrom(r.Protocols[0].Metadata); err != nil {
-		return none, refuse(group.ErrInconsistentProtocol, "Malformed embedded consumer protocol in subscription deserialization.")
+		return nothing, refuse(group.ErrInconsistentProtocol, "Malformed embedded consumer protocol in subscription deserialization.")
 	}
 	if r.RequireID && isNew && r.InstanceID == "" {
 		return group.JoinResult{MemberID: id}, group.ErrMemberIDRequired
 	}
 	before, downgrade, err := c.findClassic(id, r.InstanceID, isNew, env)
 	if err != nil {
-		return none, err
+		return nothing, err
 	}
 	said := *before.said
 	said.ClientID, said.ClientHost, said.RebalanceMs = r.ClientID, r.ClientHost, int32(r.RebalanceMs)
@@ -75,7 +75,7 @@ func (c *Changes) join(r group.JoinRequest, env Env, now int64) (group.JoinResul
 	}
 	m, err := c.step(before, &said, owned(&subscription, env.Image), !downgrade, env, now)
 	if err != nil {
-		return none, err
+		return nothing, err
 	}
 	k := g.clocks[m.id]
 	k.session, k.sync, k.join, k.rebalance = now+r.SessionMs, now+r.RebalanceMs, 0, 0

@@ -20,6 +20,7 @@ package consumergroup
 
 import (
 	"maps"
+	"math"
 	"reflect"
 	"slices"
 
@@ -127,9 +128,9 @@ type Group struct {
 	owners    map[tp.UUID]map[int32]string
 
 	clocks   map[string]*clock
-	seen     *metadata.Image // that the hash was last compared with
-	looked   int64           // when the regular expressions were last looked at, and in which image
-	lookedIn *metadata.Image
+	seen     uint64 // index of the image that the hash was last compared with; the image itself is not kept
+	looked   int64  // when the regular expressions were last looked at, and in which image
+	lookedIn uint64
 }
 
 // counts are numbers of members, without zeros.
@@ -145,8 +146,11 @@ func (c counts) add(name string, n int) {
 func New(id string) *Group {
 	return &Group{id: id, epoch: initialEpoch, target: initialTarget, targets: map[string]grouprecord.Assignment{}, said: map[string]*grouprecord.Member{},
 		has: map[string]*grouprecord.Current{}, regexes: map[string]*grouprecord.Regex{}, topics: counts{}, patterns: counts{}, assignors: counts{}, protocols: counts{},
-		statics: map[string]string{}, owners: map[tp.UUID]map[int32]string{}, clocks: map[string]*clock{}}
+		statics: map[string]string{}, owners: map[tp.UUID]map[int32]string{}, clocks: map[string]*clock{}, seen: none, lookedIn: none}
 }
+
+// none is the index of no image.
+const none = math.MaxUint64
 
 // What a group begins with, before there is a record.
 var (

@@ -159,7 +159,7 @@ func (c *Changes) advance(bump, assign bool, env Env, now int64) (found bool) {
 	if len(g.patterns) > 0 && c.refresh(env, now) {
 		bump, found = true, true
 	}
-	if bump || g.seen != env.Image {
+	if bump || g.seen != env.Image.Index {
 		hash := g.hash(env.Image)
 		if bump || hash != g.epoch.MetadataHash {
 			c.put(grouprecord.KindGroupEpoch, "", &grouprecord.GroupEpoch{Epoch: g.epoch.Epoch + 1, MetadataHash: hash})
@@ -167,7 +167,7 @@ func (c *Changes) advance(bump, assign bool, env Env, now int64) (found bool) {
 		if g.stale {
 			c.put(grouprecord.KindPartitions, "", nil)
 		}
-		g.seen = env.Image
+		g.seen = env.Image.Index
 	}
 	if assign {
 		c.assign(env, now)

@@ -44,9 +44,9 @@ func resolve(pattern string, img *metadata.Image, now int64) *grouprecord.Regex 
 // refresh looks for the topics of expressions that have not been looked at, or not for a while. It says whether any have changed.
 func (c *Changes) refresh(env Env, now int64) (changed bool) {
 	g := c.g
-	all := now >= g.looked+regexPauseMs && (g.lookedIn != env.Image || now >= g.looked+env.Config.RegexMs)
+	all := now >= g.looked+regexPauseMs && (g.lookedIn != env.Image.Index || now >= g.looked+env.Config.RegexMs)
 	if all {
-		g.looked, g.lookedIn = now, env.Image
+		g.looked, g.lookedIn = now, env.Image.Index
 	}
 	for _, p := range slices.Sorted(maps.Keys(g.patterns)) {
 		old := g.regexes[p]
