@@ -32,18 +32,19 @@ func groupList(c *connection) *cobra.Command {
 				return err
 			}
 			type row struct {
-				Group string `json:"group"`
-				State string `json:"state"`
-				Type  string `json:"protocolType"`
+				Group    string `json:"group"`
+				Type     string `json:"type"`
+				State    string `json:"state"`
+				Protocol string `json:"protocolType"`
 			}
 			rows := []row{}
 			for _, g := range groups.Sorted() {
-				rows = append(rows, row{g.Group, g.State, g.ProtocolType})
+				rows = append(rows, row{g.Group, g.GroupType, g.State, g.ProtocolType})
 			}
 			return c.print(cmd, rows, func(w io.Writer) {
-				fmt.Fprintln(w, "GROUP\tSTATE\tPROTOCOL")
+				fmt.Fprintln(w, "GROUP\tTYPE\tSTATE\tPROTOCOL")
 				for _, r := range rows {
-					fmt.Fprintf(w, "%s\t%s\t%s\n", r.Group, r.State, r.Type)
+					fmt.Fprintf(w, "%s\t%s\t%s\t%s\n", r.Group, r.Type, r.State, r.Protocol)
 				}
 			})
 		},
@@ -52,13 +53,19 @@ func groupList(c *connection) *cobra.Command {
 
 func groupDescribe(c *connection) *cobra.Command {
 	return &cobra.Command{
-		Use: "describe GROUP", Short: "Show a group's members, offsets and lag", Args: exactArgs(1, "a group"), Example: "  varve group describe billing",
+		Use: "describe GROUP", Short: "Show a group's members, assignments, offsets and lag", Args: exactArgs(1, "a group"), Example: "  varve group describe billing",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			adm, err := c.admin(cmd.Context())
 			if err != nil {
 				return err
 			}
 			defer adm.Close()
+			if v, ok, err := describeConsumerGroup(cmd.Context(), adm, args[0]); ok || err != nil {
+				if err != nil {
+					return err
+				}
+				return c.print(cmd, v, v.print)
+			}
 			lags, err := adm.Lag(cmd.Context(), args[0])
 			if err != nil {
 				return err
@@ -70,25 +77,9 @@ func groupDescribe(c *connection) *cobra.Command {
 			if g.State == "Dead" {
 				return fmt.Errorf("group %s does not exist", args[0])
 			}
-			type row struct {
-				Topic     string `json:"topic"`
-				Partition int32  `json:"partition"`
-				Committed int64  `json:"committed"`
-				End       int64  `json:"end"`
-				Lag       int64  `json:"lag"`
-				Member    string `json:"member,omitempty"`
-				Host      string `json:"host,omitempty"`
-				Error     string `json:"error,omitempty"`
-			}
-			out := struct {
-				Group   string `json:"group"`
-				State   string `json:"state"`
-				Members int    `json:"members"`
-				Lag     int64  `json:"lag"`
-				Rows    []row  `json:"partitions"`
-			}{g.Group, g.State, len(g.Members), g.Lag.Total(), []row{}}
+			out := &groupView{Group: g.Group, Type: "classic", State: g.State, Members: len(g.Members), Lag: g.Lag.Total(), Rows: []groupRow{}}
 			for _, l := range g.Lag.Sorted() {
-				r := row{Topic: l.Topic, Partition: l.Partition, Committed: l.Commit.At, End: l.End.Offset, Lag: l.Lag}
+				r := groupRow{Topic: l.Topic, Partition: l.Partition, Committed: l.Commit.At, End: l.End.Offset, Lag: l.Lag}
 				if l.Member != nil {
 					r.Member, r.Host = l.Member.MemberID, l.Member.ClientHost
 				}
@@ -97,13 +88,7 @@ func groupDescribe(c *connection) *cobra.Command {
 				}
 				out.Rows = append(out.Rows, r)
 			}
-			return c.print(cmd, out, func(w io.Writer) {
-				fmt.Fprintf(w, "group %s, %s, %d members, lag %d\n", out.Group, out.State, out.Members, out.Lag)
-				fmt.Fprintln(w, "TOPIC\tPARTITION\tCOMMITTED\tEND\tLAG\tMEMBER\tHOST\tERROR")
-				for _, r := range out.Rows {
-					fmt.Fprintf(w, "%s\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", r.Topic, r.Partition, r.Committed, r.End, r.Lag, r.Member, r.Host, r.Error)
-				}
-			})
+			return c.print(cmd, out, out.print)
 		},
 	}
 }
@@ -183,23 +168,34 @@ func groupReset(c *connection) *cobra.Command {
 
 // refuseActive says who is still consuming, where the broker would only say "unknown member".
 func refuseActive(ctx context.Context, adm *kadm.Client, group string) error {
-	described, err := adm.DescribeGroups(ctx, group)
-	if err != nil {
+	var active []string
+	if v, ok, err := describeConsumerGroup(ctx, adm, group); err != nil {
 		return err
+	} else if ok {
+		for _, m := range v.Consumers {
+			active = append(active, m.Host)
+		}
+	} else {
+		described, err := adm.DescribeGroups(ctx, group)
+		if err != nil {
+			return err
+		}
+		for _, m := range described[group].Members {
+			active = append(active, m.ClientHost)
+		}
 	}
-	g := described[group]
-	if len(g.Members) == 0 {
+	if len(active) == 0 {
 		return nil
 	}
 	hosts := map[string]bool{}
 	var list []string
-	for _, m := range g.Members {
-		if !hosts[m.ClientHost] {
-			hosts[m.ClientHost] = true
-			list = append(list, strings.TrimPrefix(m.ClientHost, "/"))
+	for _, host := range active {
+		if !hosts[host] {
+			hosts[host] = true
+			list = append(list, strings.TrimPrefix(host, "/"))
 		}
 	}
-	return fmt.Errorf("group %s has %d active members (hosts %s): stop them first", group, len(g.Members), strings.Join(list, ", "))
+	return fmt.Errorf("group %s has %d active members (hosts %s): stop them first", group, len(active), strings.Join(list, ", "))
 }
 
 func groupDelete(c *connection) *cobra.Command {

@@ -33,6 +33,7 @@ const (
 	lz4      = "github.com/pierrec/lz4"
 	minio    = "github.com/minio/minio-go"
 	raft     = "github.com/hashicorp/"
+	xxh3     = "github.com/zeebo/xxh3"
 	cbor     = "github.com/fxamacker/cbor"
 	cobra    = "github.com/spf13/cobra"
 	bar      = "github.com/schollz/progressbar"
@@ -70,7 +71,11 @@ var Table = []Row{
 	{"internal/follower", Core, nil},
 	{"internal/commit", Shell, nil},
 	{"internal/txn", Core, []string{kmsg}},
+	{"internal/grouprecord", Core, []string{kmsg}},
+	{"internal/committed", Core, nil},
 	{"internal/group", Core, []string{kmsg}},
+	{"internal/assignor", Core, nil},
+	{"internal/consumergroup", Core, []string{kmsg, xxh3}},
 	{"internal/fetch", Shell, nil},
 	{"internal/control", Shell, []string{cbor}},
 	{"internal/replication", Shell, []string{kmsg, kerr}},

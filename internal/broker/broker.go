@@ -22,6 +22,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/varve-io/varve/internal/config"
+	"github.com/varve-io/varve/internal/consumergroup"
 	"github.com/varve-io/varve/internal/control"
 	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/coordinator"
@@ -368,10 +369,18 @@ func (b *broker) groupConfig() coordinator.Config {
 	if t, ok := b.quorum.Image().Topics[coordinator.Topic]; ok {
 		partitions = len(t.Partitions)
 	}
-	return coordinator.Config{Partitions: partitions, Expects: b.expects(coordinator.Topic), CommitTimeout: c.Millis("offsets.commit.timeout.ms"), Group: group.Config{
-		SessionMinMs: c.Int64("group.min.session.timeout.ms"), SessionMaxMs: c.Int64("group.max.session.timeout.ms"),
-		InitialDelayMs: c.Int64("group.initial.rebalance.delay.ms"), SizeMax: c.Int("group.max.size"), MetadataMax: c.Int("offset.metadata.max.bytes"),
-		OffsetRetentionMs: c.Int64("offsets.retention.minutes") * 60_000}}
+	policy := c.Get("group.consumer.migration.policy")
+	return coordinator.Config{Partitions: partitions, Image: b.quorum.Image, Expects: b.expects(coordinator.Topic), CommitTimeout: c.Millis("offsets.commit.timeout.ms"),
+		MetadataMax: c.Int("offset.metadata.max.bytes"), OffsetRetentionMs: c.Int64("offsets.retention.minutes") * 60_000,
+		Group: group.Config{SessionMinMs: c.Int64("group.min.session.timeout.ms"), SessionMaxMs: c.Int64("group.max.session.timeout.ms"),
+			InitialDelayMs: c.Int64("group.initial.rebalance.delay.ms"), SizeMax: c.Int("group.max.size")},
+		Consumer: func(id string) consumergroup.Config {
+			own := config.GroupValues(c, b.quorum.Image().GroupConfigs[id])
+			return consumergroup.Config{SessionMs: own.Int64("consumer.session.timeout.ms"), HeartbeatMs: own.Int64("consumer.heartbeat.interval.ms"),
+				AssignmentMs: own.Int64("consumer.assignment.interval.ms"), SizeMax: c.Int("group.consumer.max.size"), Assignors: c.List("group.consumer.assignors"),
+				RegexMs: c.Int64("group.consumer.regex.refresh.interval.ms"), Upgrade: policy == "bidirectional" || policy == "upgrade",
+				Downgrade: policy == "bidirectional" || policy == "downgrade", Mixed: policy != "disabled"}
+		}}
 }
 
 // begin brings the partitions to the present image, all at once.

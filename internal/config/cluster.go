@@ -116,7 +116,23 @@ func CheckBroker(v Values) error {
 	if session, beat := v.Int64("broker.session.timeout.ms"), v.Int64("broker.heartbeat.interval.ms"); beat >= session {
 		problems = append(problems, fmt.Errorf("broker.heartbeat.interval.ms (%d) must be below broker.session.timeout.ms (%d)", beat, session))
 	}
+	for _, name := range []string{"session.timeout.ms", "heartbeat.interval.ms", "assignment.interval.ms"} {
+		n := v.Int64("group.consumer." + name)
+		if low, high := groupBounds(v, name); n < low || n > high {
+			problems = append(problems, fmt.Errorf("group.consumer.%[1]s (%[2]d) must be between group.consumer.min.%[1]s (%[3]d) and group.consumer.max.%[1]s (%[4]d)", name, n, low, high))
+		}
+	}
+	if session, beat := v.Int64("group.consumer.session.timeout.ms"), v.Int64("group.consumer.heartbeat.interval.ms"); beat >= session {
+		problems = append(problems, fmt.Errorf("group.consumer.heartbeat.interval.ms (%d) must be below group.consumer.session.timeout.ms (%d)", beat, session))
+	}
 	return errors.Join(problems...)
+}
+
+func checkNotEmpty(v string) error {
+	if len(SplitList(v)) == 0 {
+		return errors.New("at least one element is needed")
+	}
+	return nil
 }
 
 func checkAddresses(v string) error {

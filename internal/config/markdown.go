@@ -24,6 +24,8 @@ Dynamic settings may be changed while the server runs, for the whole cluster or 
 	section(&b, Broker, true)
 	b.WriteString("\n## Topics\n\nThe default of a topic config is the server setting in the last column, where there is one.\n\n")
 	section(&b, Topic, false)
+	b.WriteString("\n## Consumer groups\n\nThese may be set for a single group (kafka-configs `--entity-type groups`); the default is the server setting in the last column.\n\n")
+	section(&b, Group, false)
 	return b.String()
 }
 

@@ -98,6 +98,17 @@ type (
 		ValidateOnly bool
 	}
 
+	AlterGroupCommand struct {
+		Group        string
+		Changes      []Change
+		ValidateOnly bool
+	}
+	ReplaceGroupCommand struct {
+		Group        string
+		Configs      map[string]string
+		ValidateOnly bool
+	}
+
 	// ProducerIDsCommand reserves a block of ProducerIDBlock ids. Reply: int64, the first.
 	ProducerIDsCommand struct{}
 
@@ -176,7 +187,7 @@ type ReassignReply struct{ Errors []*Error }
 var commands = []Command{
 	BootstrapCommand{}, RegisterCommand{}, HeartbeatCommand{}, TickCommand{}, AlterPartitionsCommand{}, ElectLeadersCommand{}, ReassignCommand{},
 	UnregisterCommand{}, CreateTopicsCommand{}, DeleteTopicsCommand{}, CreatePartitionsCommand{}, AlterTopicCommand{}, ReplaceTopicCommand{},
-	AlterBrokerCommand{}, ReplaceBrokerCommand{}, ProducerIDsCommand{}, StartCopyCommand{}, FinishCopyCommand{}, StartDeleteCommand{},
+	AlterBrokerCommand{}, ReplaceBrokerCommand{}, AlterGroupCommand{}, ReplaceGroupCommand{}, ProducerIDsCommand{}, StartCopyCommand{}, FinishCopyCommand{}, StartDeleteCommand{},
 	FinishDeleteCommand{}, DisableRemoteCommand{},
 }
 

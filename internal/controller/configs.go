@@ -114,6 +114,40 @@ func ReplaceBroker(img *metadata.Image, env Env, broker int32, raw map[string]st
 	return []metadata.Record{metadata.BrokerConfigRecord{Broker: broker, Configs: stored}}, nil
 }
 
+// AlterGroup applies changes to the configs of a consumer group, which need not exist.
+func AlterGroup(img *metadata.Image, env Env, group string, changes []Change) ([]metadata.Record, error) {
+	raw := maps.Clone(img.GroupConfigs[group])
+	if raw == nil {
+		raw = map[string]string{}
+	}
+	if err := alter(config.Group, raw, config.GroupValues(env.brokerValues(img), raw).Get, changes); err != nil {
+		return nil, err
+	}
+	return ReplaceGroup(img, env, group, raw)
+}
+
+// ReplaceGroup sets the configs of a consumer group to exactly raw.
+func ReplaceGroup(img *metadata.Image, env Env, group string, raw map[string]string) ([]metadata.Record, error) {
+	if group == "" {
+		return nil, refuse(ErrInvalidRequest, "Default group resources are not allowed.")
+	}
+	values, err := config.Group.NewValues(raw)
+	if err == nil {
+		err = config.CheckGroup(env.brokerValues(img), values)
+	}
+	if err != nil {
+		return nil, refuse(ErrInvalidConfig, "%s", err)
+	}
+	stored := map[string]string{}
+	for _, name := range values.Explicit() {
+		stored[name] = values.Get(name)
+	}
+	if maps.Equal(stored, img.GroupConfigs[group]) {
+		return nil, nil
+	}
+	return []metadata.Record{metadata.GroupConfigRecord{Group: group, Configs: stored}}, nil
+}
+
 // alter changes raw in place by the rules of KIP-339. effective gives the value that a list operation starts from.
 func alter(table *config.Table, raw map[string]string, effective func(string) string, changes []Change) error {
 	seen := map[string]bool{}

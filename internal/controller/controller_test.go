@@ -266,7 +266,7 @@ func (w *world) restart() {
 		w.t.Fatal(err)
 	}
 	content := func(i *metadata.Image) metadata.Image {
-		return metadata.Image{ClusterID: i.ClusterID, Brokers: i.Brokers, Topics: i.Topics, TopicsByID: i.TopicsByID, Deleting: i.Deleting, BrokerConfigs: i.BrokerConfigs,
+		return metadata.Image{ClusterID: i.ClusterID, Brokers: i.Brokers, Topics: i.Topics, TopicsByID: i.TopicsByID, Deleting: i.Deleting, BrokerConfigs: i.BrokerConfigs, GroupConfigs: i.GroupConfigs,
 			NextProducerID: i.NextProducerID, LastBrokerEpoch: i.LastBrokerEpoch}
 	}
 	if !reflect.DeepEqual(content(w.img), content(again)) {

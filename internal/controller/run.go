@@ -62,6 +62,24 @@ func (c ReplaceBrokerCommand) Run(img *metadata.Image, env Env) ([]metadata.Reco
 	return configured(img, env, "", c.ValidateOnly, records, err)
 }
 
+// Run changes the configs of a consumer group.
+func (c AlterGroupCommand) Run(img *metadata.Image, env Env) ([]metadata.Record, any, error) {
+	records, err := AlterGroup(img, env, c.Group, c.Changes)
+	if c.ValidateOnly {
+		records = nil
+	}
+	return records, nil, err
+}
+
+// Run replaces the configs of a consumer group.
+func (c ReplaceGroupCommand) Run(img *metadata.Image, env Env) ([]metadata.Record, any, error) {
+	records, err := ReplaceGroup(img, env, c.Group, c.Configs)
+	if c.ValidateOnly {
+		records = nil
+	}
+	return records, nil, err
+}
+
 // configured adds to a change of configs the elections that it allows: in one topic or, where the cluster's default came
 // to allow them, in all.
 func configured(img *metadata.Image, env Env, topic string, validateOnly bool, records []metadata.Record, err error) ([]metadata.Record, any, error) {
@@ -132,6 +150,8 @@ func (AlterTopicCommand) reply() any       { return nil }
 func (ReplaceTopicCommand) reply() any     { return nil }
 func (AlterBrokerCommand) reply() any      { return nil }
 func (ReplaceBrokerCommand) reply() any    { return nil }
+func (AlterGroupCommand) reply() any       { return nil }
+func (ReplaceGroupCommand) reply() any     { return nil }
 func (ProducerIDsCommand) reply() any      { return new(int64) }
 func (StartCopyCommand) reply() any        { return nil }
 func (FinishCopyCommand) reply() any       { return nil }

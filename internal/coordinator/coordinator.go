@@ -1,5 +1,6 @@
 // Package coordinator hosts consumer groups on the partitions of __consumer_offsets: it loads them from the log, serves
-// the requests of their members, writes what has to last, and keeps their clocks. The rules of a group are package group's.
+// the requests of their members, writes what has to last, and keeps their clocks. The rules of a group are those of package group, if its
+// members use the classic protocol, or of consumergroup; what it has committed is package committed's.
 //
 // Concurrency: all methods may be called from any goroutine. Each partition of the topic has a lock of its own, under
 // which its groups change and their records are appended; a waiting request holds no lock.
@@ -12,7 +13,12 @@ import (
 	"math"
 	"time"
 
+	"github.com/varve-io/varve/internal/commit"
+	"github.com/varve-io/varve/internal/committed"
+	"github.com/varve-io/varve/internal/consumergroup"
 	"github.com/varve-io/varve/internal/group"
+	"github.com/varve-io/varve/internal/grouprecord"
+	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/producerstate"
 	"github.com/varve-io/varve/internal/recordbatch"
@@ -28,12 +34,18 @@ var (
 	ErrLoading = errors.New("group coordinator is loading")
 	// ErrUnavailable: there is no coordinator at the moment (COORDINATOR_NOT_AVAILABLE 15).
 	ErrUnavailable = errors.New("group coordinator is not available")
+	// ErrMetadataTooLarge: the text beside a committed offset is too long (OFFSET_METADATA_TOO_LARGE 12).
+	ErrMetadataTooLarge = errors.New("offset metadata too large")
 )
 
 // Config is asked for at each use, so that changes take effect.
 type Config struct {
-	Group      group.Config
-	Partitions int // of the topic
+	Group             group.Config
+	Consumer          func(group string) consumergroup.Config // what holds for a consumer group
+	Image             func() *metadata.Image
+	MetadataMax       int // bytes of the text beside a committed offset
+	OffsetRetentionMs int64
+	Partitions        int // of the topic
 	// CommitTimeout is how long records may take to be committed (offsets.commit.timeout.ms).
 	CommitTimeout time.Duration
 	// Expects says whether this broker is to coordinate a partition's groups, or may be, for all it knows: a request that comes
@@ -66,12 +78,36 @@ type shard struct {
 	late   []ended                   // that came while the partition was being read
 }
 
-// hosted is a group and its clock.
+// hosted is a group: what it has committed, who is in it, and its clock.
 type hosted struct {
-	*group.Group
-	timer *time.Timer
-	due   int64
+	id      string
+	offsets *committed.Offsets
+	members membership
+	timer   *time.Timer
+	due     int64
 }
+
+// membership is who is in a group, and what they agreed on: a *group.Group, or a *consumergroup.Group.
+type membership interface {
+	NextDeadline() int64
+	MayDelete() error
+	Subscribed(topic string) bool
+}
+
+// classic is the membership of a group of the classic protocol, nil if it is another.
+func (h *hosted) classic() *group.Group {
+	g, _ := h.members.(*group.Group)
+	return g
+}
+
+// consumer is the membership of a group of the consumer protocol, nil if it is another.
+func (h *hosted) consumer() *consumergroup.Group {
+	g, _ := h.members.(*consumergroup.Group)
+	return g
+}
+
+// empty says that a group has no members.
+func (h *hosted) empty() bool { return h.members.MayDelete() == nil }
 
 // Elect makes this broker the coordinator of a partition's groups. It reads the partition in the background; until then
 // requests get ErrLoading. done is called when loading has ended.
@@ -114,61 +150,112 @@ func (gs *Groups) shard(groupID string) (*shard, error) {
 
 func now() int64 { return time.Now().UnixMilli() }
 
-// group returns a hosted group, made if create.
+// group returns a hosted group. With create it is made, as a classic one without members.
 func (s *shard) group(id string, create bool) *hosted {
 	h := s.groups[id]
 	if h == nil && create {
-		h = s.host(group.New(id, s.owner.config().Group, now()))
+		h = s.host(id, committed.New(id), group.New(id, s.owner.config().Group, now()))
 	}
 	return h
 }
 
-func (s *shard) host(g *group.Group) *hosted {
-	h := &hosted{Group: g}
+func (s *shard) host(id string, offsets *committed.Offsets, members membership) *hosted {
+	h := &hosted{id: id, offsets: offsets, members: members}
 	h.timer = time.AfterFunc(math.MaxInt64, func() { s.tick(h) })
-	s.groups[g.ID()] = h
+	s.groups[id] = h
 	return h
 }
 
 func (s *shard) tick(h *hosted) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.closed || s.groups[h.ID()] != h {
+	if s.closed || s.groups[h.id] != h {
 		return
 	}
 	h.due = 0
-	s.apply(h, h.Tick(now()))
+	switch g := h.members.(type) {
+	case *group.Group:
+		s.apply(h, g.Tick(now()))
+	case *consumergroup.Group:
+		if err := s.change(h, g.Tick(s.env(h.id), now())); err != nil {
+			s.owner.log.Error("group state was not written", "group", h.id, "cause", err)
+			h.due = now() + retryMs // the members are still due: not at once again
+			h.timer.Reset(retryMs * time.Millisecond)
+		}
+	}
 }
 
-// apply carries out what an event made happen and sets the group's clock.
+// retryMs is the pause before members are put out again that could not be, since nothing could be written.
+const retryMs = 1000
+
+func (s *shard) env(groupID string) consumergroup.Env {
+	c := s.owner.config()
+	return consumergroup.Env{Config: c.Consumer(groupID), Classic: c.Group, Image: c.Image()}
+}
+
+// change writes what changed in a group of the consumer protocol. If nothing could be written nothing has changed. An error may also mean that
+// it is not known yet whether what was written will last: the group goes on from there, as all that comes after builds on it.
+func (s *shard) change(h *hosted, c *consumergroup.Changes) error {
+	var err error
+	if len(c.Records) > 0 {
+		var w commit.Write
+		if w, err = s.seat.append(encoded(c.Records), nil); err != nil {
+			c.Undo()
+			return notPersisted(err)
+		}
+		err = committedWithin(s.owner.config().CommitTimeout, w)
+	}
+	if c.Classic != nil {
+		h.members = c.Classic
+		if c.Rebalance {
+			s.apply(h, c.Classic.Rebalance(now()))
+		}
+	}
+	s.setClock(h)
+	if err != nil {
+		return notPersisted(err)
+	}
+	return nil
+}
+
+// apply carries out what an event made happen in a classic group and sets its clock.
 func (s *shard) apply(h *hosted, e group.Effects) {
 	for more := true; more; {
 		more = false
-		generation := h.Generation()
+		generation := h.classic().Generation()
 		var err error
 		if len(e.Write) > 0 {
 			if _, err = s.append(e.Write); err != nil {
-				s.owner.log.Error("group state was not written", "group", h.ID(), "cause", err)
+				s.owner.log.Error("group state was not written", "group", h.id, "cause", err)
 				err = notPersisted(err)
 			}
 		}
-		for _, r := range e.Joins {
-			if c, ok := s.joins[r.Token]; ok {
-				c <- r.Result
-				delete(s.joins, r.Token)
-			}
-		}
-		for _, r := range e.Syncs {
-			if c, ok := s.syncs[r.Token]; ok {
-				c <- r.Result
-				delete(s.syncs, r.Token)
-			}
-		}
+		s.reply(e)
 		if e.Confirm {
-			e, more = h.Persisted(generation, err, now()), true
+			e, more = h.classic().Persisted(generation, err, now()), true
 		}
 	}
-	if due := h.NextDeadline(); due != h.due {
+	s.setClock(h)
+}
+
+// reply ends requests that were parked.
+func (s *shard) reply(e group.Effects) {
+	for _, r := range e.Joins {
+		if c, ok := s.joins[r.Token]; ok {
+			c <- r.Result
+			delete(s.joins, r.Token)
+		}
+	}
+	for _, r := range e.Syncs {
+		if c, ok := s.syncs[r.Token]; ok {
+			c <- r.Result
+			delete(s.syncs, r.Token)
+		}
+	}
+}
+
+func (s *shard) setClock(h *hosted) {
+	if due := h.members.NextDeadline(); due != h.due {
 		h.due = due
 		if due == 0 {
 			h.timer.Stop()
@@ -194,69 +281,78 @@ func notPersisted(err error) error {
 
 // append writes records and returns when they are committed, with the offset of the last. The shard stays locked meanwhile, so that what
 // is answered is always what a successor would read.
-func (s *shard) append(records []group.Record) (at int64, err error) {
-	w, err := s.seat.append(plain(records), nil)
+func (s *shard) append(records []grouprecord.Entry) (at int64, err error) {
+	w, err := s.seat.append(encoded(records), nil)
 	if err != nil {
 		return 0, err
 	}
-	return w.Next - 1, committed(s.owner.config().CommitTimeout, w)
+	return w.Next - 1, committedWithin(s.owner.config().CommitTimeout, w)
 }
 
-func plain(records []group.Record) []record {
+func encoded(records []grouprecord.Entry) []record {
 	out := make([]record, len(records))
-	for i, r := range records {
-		out[i] = record(r)
+	for i, e := range records {
+		out[i] = record(e.Record())
 	}
 	return out
+}
+
+// loaded is a group on the way into memory. It has records of at most one membership.
+type loaded struct {
+	offsets  *committed.Offsets
+	classic  *group.Group
+	consumer *consumergroup.Group
 }
 
 // load folds the partition's records into groups. Records that do not parse are skipped with one line for all: one bad
 // record must not take a thousand groups down.
 func (s *shard) load() {
-	groups := map[string]*group.Group{}
+	groups := map[string]*loaded{}
 	skipped, first := 0, error(nil)
 	skip := func(err error) {
 		if skipped++; first == nil {
 			first = err
 		}
 	}
+	offsets := func(id string) *committed.Offsets {
+		if l := groups[id]; l != nil {
+			return l.offsets
+		}
+		return nil
+	}
 	start := time.Now()
-	c := s.owner.config().Group
+	c := s.owner.config()
 	err := s.each(func(h *recordbatch.Header, r *recordbatch.Record) {
 		if h.IsControl() {
 			// A marker that cannot be read decides nothing, as when it was appended.
 			if m, err := recordbatch.ParseControl(r.Key, r.Value); err == nil && m.Type <= recordbatch.ControlCommit {
-				s.endTxn(h.ProducerID, m.Type == recordbatch.ControlCommit, func(id string) *group.Group { return groups[id] })
+				s.endTxn(h.ProducerID, m.Type == recordbatch.ControlCommit, offsets)
 			}
 			return
 		}
-		entry, ok, err := group.ParseRecord(r.Key, r.Value)
+		e, ok, err := grouprecord.Parse(r.Key, r.Value)
 		if err != nil || !ok {
 			if err != nil {
 				skip(fmt.Errorf("offset %d: %w", r.Offset, err))
 			}
 			return
 		}
-		g := groups[entry.GroupID]
-		if g == nil {
-			g = group.New(entry.GroupID, c, start.UnixMilli())
-			groups[entry.GroupID] = g
+		l := groups[e.Group]
+		if l == nil {
+			l = &loaded{offsets: committed.New(e.Group)}
+			groups[e.Group] = l
 		}
+		o, isOffset := e.Value.(*grouprecord.Offset)
 		switch {
-		case entry.Offset != nil:
-			entry.Offset.At = r.Offset
-			if h.IsTransactional() {
-				g.SetPending(h.ProducerID, *entry.Key, *entry.Offset)
-				s.inTxn(h.ProducerID, entry.GroupID)
-			} else {
-				g.SetOffset(*entry.Key, *entry.Offset)
-			}
-		case entry.Key != nil:
-			g.ForgetOffset(*entry.Key)
-		case entry.Group != nil:
-			g.Restore(entry.Group, start.UnixMilli())
+		case isOffset && h.IsTransactional():
+			l.offsets.SetPending(h.ProducerID, e.Partition, *o, r.Offset)
+			s.inTxn(h.ProducerID, e.Group)
+		case isOffset:
+			l.offsets.Set(e.Partition, *o, r.Offset)
+		case e.Kind == grouprecord.KindOffset:
+			l.offsets.Forget(e.Partition)
 		default:
-			delete(groups, entry.GroupID)
+			l.fold(e, c.Group, start.UnixMilli())
 		}
 	})
 	s.mu.Lock()
@@ -273,10 +369,36 @@ func (s *shard) load() {
 		return
 	}
 	for _, e := range s.late {
-		s.endTxn(e.producerID, e.commit, func(id string) *group.Group { return groups[id] })
+		s.endTxn(e.producerID, e.commit, offsets)
 	}
 	s.late = nil
-	for _, g := range groups {
-		s.apply(s.host(g), group.Effects{})
+	for id, l := range groups {
+		switch {
+		case l.consumer != nil:
+			l.consumer.Loaded(c.Consumer(id), start.UnixMilli())
+			s.setClock(s.host(id, l.offsets, l.consumer))
+		case l.classic != nil:
+			s.setClock(s.host(id, l.offsets, l.classic))
+		case !l.offsets.Empty():
+			s.setClock(s.host(id, l.offsets, group.New(id, c.Group, start.UnixMilli())))
+		}
+	}
+}
+
+// fold takes a record of a membership in.
+func (l *loaded) fold(e grouprecord.Entry, c group.Config, now int64) {
+	switch {
+	case e.Kind == grouprecord.KindClassicGroup && e.Value == nil:
+		l.classic = nil
+	case e.Kind == grouprecord.KindClassicGroup:
+		l.classic, l.consumer = group.New(e.Group, c, now), nil
+		l.classic.Restore(e, now)
+	case e.Kind == grouprecord.KindGroupEpoch && e.Value == nil:
+		l.consumer = nil
+	case e.Value != nil && l.consumer == nil:
+		l.consumer, l.classic = consumergroup.New(e.Group), nil
+		l.consumer.Apply(e)
+	case l.consumer != nil:
+		l.consumer.Apply(e)
 	}
 }

@@ -14,8 +14,11 @@ import (
 
 	"go.uber.org/goleak"
 
+	"github.com/varve-io/varve/internal/committed"
+	"github.com/varve-io/varve/internal/consumergroup"
 	"github.com/varve-io/varve/internal/group"
 	"github.com/varve-io/varve/internal/log"
+	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/producerstate"
 	"github.com/varve-io/varve/internal/recordbatch"
@@ -37,8 +40,12 @@ type world struct {
 }
 
 func newWorld(t *testing.T) *world {
-	w := &world{t: t, fs: vfs.NewFaulty(vfs.NewMem()), lines: &bytes.Buffer{}, config: Config{Partitions: 1,
-		Group: group.Config{SessionMinMs: 1000, SessionMaxMs: 3_600_000, SizeMax: 100, MetadataMax: 100, OffsetRetentionMs: 1000_000}}}
+	w := &world{t: t, fs: vfs.NewFaulty(vfs.NewMem()), lines: &bytes.Buffer{}, config: Config{Partitions: 1, MetadataMax: 100, OffsetRetentionMs: 1000_000,
+		Image: metadata.Empty, Group: group.Config{SessionMinMs: 1000, SessionMaxMs: 3_600_000, SizeMax: 100},
+		Consumer: func(string) consumergroup.Config {
+			return consumergroup.Config{SessionMs: 45_000, HeartbeatMs: 5000, SizeMax: 100, Assignors: []string{"uniform", "range"}, RegexMs: 600_000,
+				Upgrade: true, Downgrade: true, Mixed: true}
+		}}}
 	if err := w.fs.MkdirAll("/d"); err != nil {
 		t.Fatal(err)
 	}
@@ -93,15 +100,18 @@ func (w *world) append(records ...recordbatch.Record) {
 	}
 }
 
-var nobody = group.Committer{Generation: -1}
+var (
+	nobody  = group.Committer{Generation: -1}
+	anybody = Fetcher{Epoch: -1}
+)
 
 func commitAt(topic string, offset int64) Commit {
-	return Commit{group.TopicPartition{Topic: topic}, group.Offset{Offset: offset, LeaderEpoch: -1, Metadata: "m", CommittedAt: now(), ExpiresAt: -1}}
+	return Commit{committed.Partition{Topic: topic}, committed.Offset{Offset: offset, LeaderEpoch: -1, Metadata: "m", CommittedAt: now(), ExpiresAt: -1}}
 }
 
 func (w *world) commitAt(gs *Groups, id string, commits ...Commit) {
 	w.t.Helper()
-	errs, err := gs.Commit(id, nobody, commits, false)
+	errs, err := gs.Commit(id, Committer{nobody, 8}, commits)
 	if err = errors.Join(append(errs, err)...); err != nil {
 		w.t.Fatal(err)
 	}
@@ -110,7 +120,7 @@ func (w *world) commitAt(gs *Groups, id string, commits ...Commit) {
 // offsets are a group's committed offsets, in words.
 func (w *world) offsets(gs *Groups, id string) string {
 	w.t.Helper()
-	all, err := gs.FetchOffsets(id, nil, true)
+	all, err := gs.FetchOffsets(id, anybody, nil, true)
 	if err != nil {
 		w.t.Fatal(err)
 	}
@@ -167,7 +177,7 @@ func TestLoadsWhatWasWritten(t *testing.T) {
 			w.commitAt(gs, "g", commitAt("a", int64(i)), commitAt("b", int64(2*i)))
 			w.commitAt(gs, fmt.Sprintf("other-%02d", i%10), commitAt("c", int64(i)))
 		}
-		if errs, err := gs.DeleteOffsets("g", []group.TopicPartition{{Topic: "b"}}); err != nil || errs[0] != nil {
+		if errs, err := gs.DeleteOffsets("g", []committed.Partition{{Topic: "b"}}); err != nil || errs[0] != nil {
 			t.Fatal(errs, err)
 		}
 		if err := gs.Delete("other-03"); err != nil {
@@ -235,10 +245,10 @@ func TestCorruptRecordsAreSkipped(t *testing.T) {
 func TestRefusals(t *testing.T) {
 	w := newWorld(t)
 	gs := w.groups
-	if _, err := gs.FetchOffsets("g", nil, true); !errors.Is(err, ErrNotCoordinator) {
+	if _, err := gs.FetchOffsets("g", anybody, nil, true); !errors.Is(err, ErrNotCoordinator) {
 		t.Errorf("before the election: %v", err)
 	}
-	if _, err := gs.FetchOffsets("", nil, true); !errors.Is(err, group.ErrInvalidGroupID) {
+	if _, err := gs.FetchOffsets("", anybody, nil, true); !errors.Is(err, group.ErrInvalidGroupID) {
 		t.Errorf("%v", err)
 	}
 	w.elect(gs)
@@ -251,10 +261,10 @@ func TestRefusals(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	if _, err := gs.Commit("g", group.Committer{MemberID: "m", Generation: 3}, []Commit{commitAt("a", 1)}, false); !errors.Is(err, group.ErrIllegalGeneration) {
+	if _, err := gs.Commit("g", Committer{group.Committer{MemberID: "m", Generation: 3}, 8}, []Commit{commitAt("a", 1)}); !errors.Is(err, group.ErrIllegalGeneration) {
 		t.Errorf("%v", err)
 	}
-	if _, err := gs.Commit("g", group.Committer{MemberID: "m", Generation: 3}, []Commit{commitAt("a", 1)}, true); !errors.Is(err, group.ErrNotFound) {
+	if _, err := gs.Commit("g", Committer{group.Committer{MemberID: "m", Generation: 3}, 9}, []Commit{commitAt("a", 1)}); !errors.Is(err, group.ErrNotFound) {
 		t.Errorf("%v", err)
 	}
 	if err := gs.Delete("g"); !errors.Is(err, group.ErrNotFound) {
@@ -262,7 +272,7 @@ func TestRefusals(t *testing.T) {
 	}
 	long := commitAt("b", 2)
 	long.Metadata = strings.Repeat("x", 101)
-	if errs, err := gs.Commit("g", nobody, []Commit{commitAt("a", 1), long}, false); err != nil || errs[0] != nil || errs[1] == nil {
+	if errs, err := gs.Commit("g", Committer{nobody, 8}, []Commit{commitAt("a", 1), long}); err != nil || errs[0] != nil || errs[1] == nil {
 		t.Errorf("%v %v", errs, err)
 	}
 	if got := w.offsets(gs, "g"); got != "a:1" {
@@ -285,7 +295,7 @@ func TestLoading(t *testing.T) {
 	gs := w.host()
 	s := &shard{seat: seat{part: w.part, loading: true}, owner: gs, groups: map[string]*hosted{}, joins: map[group.Token]chan group.JoinResult{}, syncs: map[group.Token]chan group.SyncResult{}}
 	gs.hosts.seats[0] = s
-	if _, err := gs.FetchOffsets("g", nil, true); !errors.Is(err, ErrLoading) {
+	if _, err := gs.FetchOffsets("g", anybody, nil, true); !errors.Is(err, ErrLoading) {
 		t.Errorf("%v", err)
 	}
 	if _, err := gs.List(); !errors.Is(err, ErrLoading) {
@@ -312,7 +322,7 @@ func TestUnreadablePartitionIsUnavailable(t *testing.T) {
 	w.commitAt(w.elect(w.groups), "g", commitAt("a", 1))
 	w.fs.Inject(vfs.Fault{Op: vfs.OpRead, Err: errors.New("bad sector"), Sticky: true})
 	gs := w.again()
-	if _, err := gs.FetchOffsets("g", nil, true); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "bad sector") {
+	if _, err := gs.FetchOffsets("g", anybody, nil, true); !errors.Is(err, ErrUnavailable) || !strings.Contains(err.Error(), "bad sector") {
 		t.Errorf("%v", err)
 	}
 	// Nothing was taken for empty: after the repair all is there.
@@ -330,7 +340,7 @@ func TestControllerOutOfSight(t *testing.T) {
 	w.part.Suspend(true)
 	gs := w.again()
 	for _, gs := range []*Groups{gs, w.groups} {
-		if _, err := gs.FetchOffsets("g", nil, true); !errors.Is(err, ErrNotCoordinator) {
+		if _, err := gs.FetchOffsets("g", Fetcher{}, nil, true); !errors.Is(err, ErrNotCoordinator) {
 			t.Errorf("%v", err)
 		}
 	}
@@ -348,19 +358,19 @@ func TestFailedWrites(t *testing.T) {
 	gs := w.elect(w.groups)
 	w.commitAt(gs, "g", commitAt("a", 1))
 	w.part.Assume(partition.Role{Leader: 2, LeaderEpoch: 5, Replicas: []int32{2}, ISR: []int32{2}}, time.Now())
-	if _, err := gs.Commit("g", nobody, []Commit{commitAt("a", 2)}, false); !errors.Is(err, ErrNotCoordinator) {
+	if _, err := gs.Commit("g", Committer{nobody, 8}, []Commit{commitAt("a", 2)}); !errors.Is(err, ErrNotCoordinator) {
 		t.Errorf("deposed: %v", err)
 	}
 	if err := gs.Delete("g"); !errors.Is(err, ErrNotCoordinator) {
 		t.Errorf("deposed: %v", err)
 	}
 	w.part.Assume(partition.Role{Leader: 1, LeaderEpoch: 6, Replicas: []int32{1}, ISR: []int32{1}}, time.Now())
-	if _, err := gs.Commit("g", nobody, []Commit{commitAt("a", 2)}, false); !errors.Is(err, ErrNotCoordinator) {
+	if _, err := gs.Commit("g", Committer{nobody, 8}, []Commit{commitAt("a", 2)}); !errors.Is(err, ErrNotCoordinator) {
 		t.Errorf("with what was read in an earlier epoch: %v", err)
 	}
 	w.elect(gs)
 	w.fs.Inject(vfs.Fault{Op: vfs.OpWrite, Err: errors.New("broken"), Sticky: true})
-	if _, err := gs.Commit("g", nobody, []Commit{commitAt("a", 3)}, false); !errors.Is(err, ErrUnavailable) {
+	if _, err := gs.Commit("g", Committer{nobody, 8}, []Commit{commitAt("a", 3)}); !errors.Is(err, ErrUnavailable) {
 		t.Errorf("broken: %v", err)
 	}
 	if r := gs.Join(t.Context(), "h", join("")); r.Err == nil {
@@ -586,7 +596,7 @@ func TestOffsetsOfTransactions(t *testing.T) {
 	}
 	unstable := func(gs *Groups) bool {
 		t.Helper()
-		f, err := gs.FetchOffsets("g", []group.TopicPartition{commitAt("a", 0).TopicPartition}, false)
+		f, err := gs.FetchOffsets("g", anybody, []committed.Partition{commitAt("a", 0).Partition}, false)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -247,8 +247,8 @@ func (s *seat) append(records []record, by *InTxn) (commit.Write, error) {
 	return commit.Write{Part: s.part, Next: r.LastOffset + 1, Epoch: r.Epoch}, nil
 }
 
-// committed waits until a write is committed.
-func committed(limit time.Duration, w commit.Write) error {
+// committedWithin waits until a write is committed.
+func committedWithin(limit time.Duration, w commit.Write) error {
 	return commit.Wait(context.Background(), limit, []commit.Write{w})[0]
 }
 

@@ -221,7 +221,7 @@ func (e *entry) carryOut(s txn.Step) error {
 		e.prune()
 		return stateNotWritten(err)
 	}
-	if err := committed(e.ledger.owner.config().CommitTimeout, w); err != nil {
+	if err := committedWithin(e.ledger.owner.config().CommitTimeout, w); err != nil {
 		e.doubt = true
 		e.ledger.spawn(func() { e.resolve(w, s) })
 		return stateNotWritten(err)
@@ -489,7 +489,7 @@ func (ts *Transactions) Expire() error {
 			if !e.gone && !e.doubt && e.t.Expired(limit, now()) {
 				w, err := l.append([]record{record(txn.Tombstone(e.t.ID()))}, nil)
 				if err == nil {
-					err = committed(ts.config().CommitTimeout, w)
+					err = committedWithin(ts.config().CommitTimeout, w)
 				}
 				if err == nil {
 					e.remove()

@@ -1,5 +1,5 @@
 // Package group is the state machine of one consumer group under the classic protocol (JoinGroup, SyncGroup, Heartbeat,
-// LeaveGroup), its committed offsets, and the records in which __consumer_offsets keeps both. It is pure: requests that
+// LeaveGroup), and the record in which __consumer_offsets keeps it. It is pure: requests that
 // have to wait are parked under a token, and the answers come out as effects of a later event. Times are ms since 1970.
 //
 // A group is not safe for concurrent use; its owner holds one lock for it. The source of the rules is Kafka's group
@@ -8,8 +8,11 @@ package group
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"slices"
+
+	"github.com/varve-io/varve/internal/grouprecord"
 )
 
 // State is the state of a classic group.
@@ -41,17 +44,28 @@ var (
 	ErrNotFound             = errors.New("group id not found")
 	ErrNotEmpty             = errors.New("non-empty group")
 	ErrSubscribed           = errors.New("group is subscribed to the topic")
-	ErrMetadataTooLarge     = errors.New("offset metadata too large")
 	ErrNotPersisted         = errors.New("group state could not be written")
 )
+
+// Refusal is an error with a text of its own, Kafka's where Kafka has one. Kind is one of the errors above, or of their like.
+type Refusal struct {
+	Kind error
+	Text string
+}
+
+func (r *Refusal) Error() string { return r.Text }
+func (r *Refusal) Unwrap() error { return r.Kind }
+
+// Refuse makes a refusal.
+func Refuse(kind error, format string, args ...any) error {
+	return &Refusal{kind, fmt.Sprintf(format, args...)}
+}
 
 // Config bounds what members may ask.
 type Config struct {
 	SessionMinMs, SessionMaxMs int64
 	InitialDelayMs             int64 // wait for more members when an empty group gets its first
 	SizeMax                    int
-	MetadataMax                int // bytes of the text beside a committed offset
-	OffsetRetentionMs          int64
 }
 
 // Token names a parked request; the owner makes them up.
@@ -114,21 +128,69 @@ type Group struct {
 	delayEnd      int64 // first rebalance of an empty group: not complete before
 	delayExtended bool  // a member joined during the delay
 	persisting    bool  // an assignment waits for its record to be written
-
-	offsets        map[TopicPartition]Offset
-	pendingOffsets map[int64]map[TopicPartition]Offset // of transactions that are not decided, by producer id
 }
 
 // New returns an empty group.
 func New(id string, c Config, now int64) *Group {
-	return &Group{id: id, config: c, since: now, members: map[string]*Member{}, statics: map[string]string{}, pending: map[string]int64{},
-		offsets: map[TopicPartition]Offset{}}
+	return &Group{id: id, config: c, since: now, members: map[string]*Member{}, statics: map[string]string{}, pending: map[string]int64{}}
 }
 
 // ID is the group's id, State its present state, Generation the number of its last rebalance.
 func (g *Group) ID() string        { return g.id }
 func (g *Group) State() State      { return g.state }
 func (g *Group) Generation() int32 { return g.generation }
+
+// Protocol is the strategy that was selected, "" if none was. ProtocolType is "" until a member joins.
+func (g *Group) Protocol() string     { return g.protocol }
+func (g *Group) ProtocolType() string { return g.protocolType }
+
+// Members lists the members, oldest first. They stay the group's.
+func (g *Group) Members() []*Member {
+	var out []*Member
+	for _, id := range g.order {
+		out = append(out, g.members[id])
+	}
+	return out
+}
+
+// Adopt makes a stable group of members that come from elsewhere with their assignments; nil if they have no protocol in common. Each has one
+// session from now on.
+func Adopt(id string, c Config, protocolType string, generation int32, members []*Member, now int64) *Group {
+	g := New(id, c, now)
+	g.protocolType, g.generation = protocolType, generation
+	for _, m := range members {
+		m.synced, m.deadline = true, now+m.SessionMs
+		g.members[m.ID] = m
+		g.order = append(g.order, m.ID)
+		if m.InstanceID != "" {
+			g.statics[m.InstanceID] = m.ID
+		}
+	}
+	if g.protocol = g.vote(); g.protocol == "" {
+		return nil
+	}
+	g.leader = g.order[0]
+	g.enter(Stable, now)
+	return g
+}
+
+// Rebalance has all members join again.
+func (g *Group) Rebalance(now int64) Effects { return g.prepare(now) }
+
+// Dismiss answers all parked requests: the members have to ask anew, since the group is to be another.
+func (g *Group) Dismiss() Effects {
+	var e Effects
+	for _, m := range g.Members() {
+		if m.joining != 0 {
+			e.Joins = append(e.Joins, JoinReply{m.joining, failedJoin(m.ID, ErrRebalanceInProgress)})
+		}
+		if m.syncing != 0 {
+			e.Syncs = append(e.Syncs, SyncReply{m.syncing, SyncResult{Err: ErrRebalanceInProgress}})
+		}
+		m.joining, m.syncing = 0, 0
+	}
+	return e
+}
 
 // JoinResult answers JoinGroup.
 type JoinResult struct {
@@ -158,7 +220,7 @@ type SyncResult struct {
 
 // Effects are what an event made happen, to be carried out by the owner in this order: Write, then the replies.
 type Effects struct {
-	Write []Record // group metadata; the outcome is reported to Persisted if Confirm is set
+	Write []grouprecord.Entry // group metadata; the outcome is reported to Persisted if Confirm is set
 	// Confirm asks the owner to call Persisted once Write is durable or has failed.
 	Confirm bool
 	Joins   []JoinReply

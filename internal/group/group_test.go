@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
+
+	"github.com/varve-io/varve/internal/grouprecord"
 )
 
 // fixture drives one group by hand: a clock, and answers by token.
@@ -19,10 +21,10 @@ type fixture struct {
 	joins map[Token]JoinResult
 	syncs map[Token]SyncResult
 	fail  error // outcome of the next write of an assignment
-	log   []Record
+	log   []grouprecord.Entry
 }
 
-var testConfig = Config{SessionMinMs: 1000, SessionMaxMs: 60_000, SizeMax: 10, MetadataMax: 10, OffsetRetentionMs: 1000}
+var testConfig = Config{SessionMinMs: 1000, SessionMaxMs: 60_000, SizeMax: 10}
 
 func newFixture(t *testing.T, c Config) *fixture {
 	f := &fixture{t: t, now: 1_000_000, joins: map[Token]JoinResult{}, syncs: map[Token]SyncResult{}}
@@ -340,55 +342,72 @@ func subscription(topics ...string) []byte {
 	return m.AppendTo(nil)
 }
 
-func TestExpiryOfOffsets(t *testing.T) {
+// Offsets of a group in use stay, but for topics that its consumers do not read (KIP-211).
+func TestRetention(t *testing.T) {
 	f := newFixture(t, testConfig)
-	tp := func(topic string) TopicPartition { return TopicPartition{topic, 0} }
-	f.g.SetOffset(tp("a"), Offset{Offset: 1, CommittedAt: f.now, ExpiresAt: -1})
-	f.g.SetOffset(tp("own"), Offset{Offset: 1, CommittedAt: f.now, ExpiresAt: f.now + 5000})
-	gone, whole := f.g.Expired(f.now + 1000)
-	if !slices.Equal(gone, []TopicPartition{tp("a")}) || whole {
-		t.Fatal(gone, whole)
-	}
-	if gone, whole = f.g.Expired(f.now + 5000); len(gone) != 2 || !whole {
-		t.Fatal(gone, whole)
+	if expire, since := f.g.Retention(); !expire || since != 0 || !f.g.Idle() {
+		t.Fatal("offsets of a group that never had a member count from their commit:", expire, since)
 	}
 	a := f.joined(f.join(JoinRequest{Protocols: []Protocol{{"range", subscription("a")}}}))
-	f.sync(a.MemberID, nil)
-	if gone, whole = f.g.Expired(f.now + 9000); !slices.Equal(gone, []TopicPartition{tp("own")}) || whole {
-		t.Fatal("a subscribed topic's offset expired, or another stayed:", gone, whole)
+	if expire, _ := f.g.Retention(); expire || f.g.Idle() {
+		t.Fatal("offsets of a group that rebalances expire")
 	}
-	if _, _, err := f.g.DeleteOffset(tp("a")); !errors.Is(err, ErrSubscribed) {
-		t.Fatal(err)
+	f.sync(a.MemberID, nil)
+	if expire, since := f.g.Retention(); !expire || since != 0 || !f.g.Subscribed("a") || f.g.Subscribed("own") {
+		t.Fatal("a subscribed topic's offset expires, or another stays")
+	}
+	f.advance(20_000)
+	if expire, since := f.g.Retention(); !expire || since != f.g.since || since == 0 || f.g.Subscribed("a") {
+		t.Fatal("offsets of a group that has lost its members count from then:", expire, since)
 	}
 }
 
 func TestRecordsRestoreTheGroup(t *testing.T) {
 	f := newFixture(t, testConfig)
 	ids := f.stable(2)
-	f.log = append(f.log, f.g.CommitRecord(TopicPartition{"t", 1}, Offset{Offset: 5, LeaderEpoch: 2, Metadata: "m", CommittedAt: 9, ExpiresAt: -1}))
 	again := New("g", testConfig, f.now)
-	for _, r := range f.log {
-		e, ok, err := ParseRecord(r.Key, r.Value)
-		if err != nil || !ok || e.GroupID != "g" {
+	for _, e := range f.log {
+		r := e.Record()
+		e, ok, err := grouprecord.Parse(r.Key, r.Value)
+		if err != nil || !ok || e.Group != "g" {
 			t.Fatal(e, ok, err)
 		}
-		if e.Group != nil {
-			again.Restore(e.Group, f.now)
-		}
-		if e.Offset != nil {
-			again.SetOffset(*e.Key, *e.Offset)
-		}
+		again.Restore(e, f.now)
 	}
 	if again.State() != Stable || again.Generation() != f.g.Generation() || again.Heartbeat(ids[1], "", again.Generation(), f.now) != nil {
 		t.Fatalf("%+v", again.Describe())
-	}
-	if o, ok := again.Offset(TopicPartition{"t", 1}); !ok || o != (Offset{5, 2, "m", 9, -1, 0}) {
-		t.Fatal(o, ok)
 	}
 	f.g = again
 	f.advance(20_000)
 	if again.State() == Stable {
 		t.Fatal("members that were never heard of again stay for ever")
+	}
+}
+
+// Members may come from elsewhere, with their assignments; whoever waits in a group that is to be another is sent away.
+func TestAdoptAndDismiss(t *testing.T) {
+	members := func(protocols ...string) (out []*Member) {
+		for i, p := range protocols {
+			out = append(out, &Member{ID: fmt.Sprint("m", i), SessionMs: 10_000, RebalanceMs: 10_000, Protocols: []Protocol{{Name: p}}, Assignment: []byte{byte(i)}})
+		}
+		return out
+	}
+	if g := Adopt("g", testConfig, "consumer", 7, members("a", "b"), 1); g != nil {
+		t.Fatal("a group without a common protocol")
+	}
+	f := newFixture(t, testConfig)
+	f.g = Adopt("g", testConfig, "consumer", 7, members("a", "a"), f.now)
+	if err := f.g.Heartbeat("m1", "", 7, f.now); err != nil || f.g.State() != Stable || f.g.Protocol() != "a" || f.g.NextDeadline() != f.now+10_000 {
+		t.Fatal(err, f.g.State(), f.g.Protocol(), f.g.NextDeadline())
+	}
+	if r := f.syncs[f.sync("m1", nil)]; r.Err != nil || !slices.Equal(r.Assignment, []byte{1}) {
+		t.Fatal(r)
+	}
+	f.apply(f.g.Rebalance(f.now))
+	token := f.join(JoinRequest{MemberID: "m0", Protocols: []Protocol{{Name: "a"}}})
+	f.apply(f.g.Dismiss())
+	if r := f.joins[token]; !errors.Is(r.Err, ErrRebalanceInProgress) {
+		t.Fatal(r)
 	}
 }
 
@@ -446,17 +465,4 @@ func TestRandomHistories(t *testing.T) {
 			}
 		}
 	}
-}
-
-func FuzzParseRecord(f *testing.F) {
-	r := offsetRecord("g", TopicPartition{"t", 1}, Offset{Offset: 1, ExpiresAt: -1})
-	f.Add(r.Key, r.Value)
-	g := New("g", testConfig, 0)
-	f.Add(g.record().Key, g.record().Value)
-	f.Fuzz(func(t *testing.T, key, value []byte) {
-		e, ok, err := ParseRecord(key, value)
-		if err == nil && ok && e.Group != nil {
-			New("g", testConfig, 0).Restore(e.Group, 1)
-		}
-	})
 }

@@ -1,6 +1,10 @@
 package group
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/varve-io/varve/internal/grouprecord"
+)
 
 // SyncRequest is one SyncGroup.
 type SyncRequest struct {
@@ -39,7 +43,7 @@ func (g *Group) Sync(r SyncRequest, token Token, now int64) Effects {
 				other.Assignment = r.Assignments[other.ID]
 			}
 			g.persisting = true
-			e.Write, e.Confirm = []Record{g.record()}, true
+			e.Write, e.Confirm = []grouprecord.Entry{g.record()}, true
 		}
 		return e
 	}

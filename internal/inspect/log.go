@@ -7,7 +7,7 @@ import (
 	"strings"
 	"time"
 
-	"github.com/varve-io/varve/internal/group"
+	"github.com/varve-io/varve/internal/grouprecord"
 	"github.com/varve-io/varve/internal/recordbatch"
 	"github.com/varve-io/varve/internal/remoteformat"
 	"github.com/varve-io/varve/internal/segment"
@@ -193,7 +193,7 @@ func (d *dump) records(b *Batch, raw []byte) error {
 			out.Control = &Marker{controlName(c.Type), c.CoordinatorEpoch}
 		}
 		if d.options.Offsets && !b.Control {
-			e, ok, err := group.ParseRecord(r.Key, r.Value)
+			e, ok, err := grouprecord.Parse(r.Key, r.Value)
 			if err != nil {
 				return fmt.Errorf("record %d: %w", r.Offset, err)
 			}

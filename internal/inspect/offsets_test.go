@@ -8,11 +8,13 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/varve-io/varve/internal/grouprecord"
 	"github.com/varve-io/varve/internal/inspect"
 	"github.com/varve-io/varve/internal/recordbatch"
+	"github.com/varve-io/varve/internal/tp"
 )
 
-// groupLog is a batch of __consumer_offsets: an offset, its tombstone, a group's state.
+// groupLog is a batch of __consumer_offsets: an offset, its tombstone, a classic group's state, and parts of a consumer group.
 func groupLog(t testing.TB) []byte {
 	t.Helper()
 	ok := kmsg.NewOffsetCommitKey()
@@ -35,6 +37,13 @@ func groupLog(t testing.TB) []byte {
 	b.Add(recordbatch.Record{Key: ok.AppendTo(nil), Value: ov.AppendTo(nil)})
 	b.Add(recordbatch.Record{Key: ok.AppendTo(nil)})
 	b.Add(recordbatch.Record{Key: gk.AppendTo(nil), Value: gv.AppendTo(nil)})
+	for _, e := range []grouprecord.Entry{
+		{Key: grouprecord.Key{Kind: grouprecord.KindCurrent, Group: "new", Name: "m"},
+			Value: &grouprecord.Current{Epoch: 7, PreviousEpoch: 6, State: grouprecord.UnrevokedPartitions, Assigned: grouprecord.Owned{tp.UUID{1}: {0: 7}}, Revoking: grouprecord.Owned{}}},
+		{Key: grouprecord.Key{Kind: grouprecord.KindGroupEpoch, Group: "new"}},
+	} {
+		b.Add(recordbatch.Record{Key: e.Record().Key, Value: e.Record().Value})
+	}
 	out, err := b.Build()
 	if err != nil {
 		t.Fatal(err)
@@ -60,6 +69,10 @@ func TestGroupRecords(t *testing.T) {
 		`  1  group "g" topic-3: deleted`,
 		`{"offset":2,"group":"g","protocolType":"consumer","generation":5,"members":[{"memberId":"m-1","clientId":"","clientHost":"/10.0.0.1","topics":["topic"],"assigned":{"topic":[3,4]}}]}`,
 		`  2  group "g": consumer generation 5, protocol "", leader "", 1 members; m-1 from /10.0.0.1 [topic] map[topic:[3 4]]`,
+		`{"offset":3,"group":"new","kind":"ConsumerGroupCurrentMemberAssignment","name":"m","value":{"memberEpoch":7,"previousMemberEpoch":6,"state":1,"assignedPartitions":{"AQAAAAAAAAAAAAAAAAAAAA":{"0":7}},"partitionsPendingRevocation":{}}}`,
+		`  3  group "new" ConsumerGroupCurrentMemberAssignment "m": {"memberEpoch":7,"previousMemberEpoch":6,"state":1,"assignedPartitions":{"AQAAAAAAAAAAAAAAAAAAAA":{"0":7}},"partitionsPendingRevocation":{}}`,
+		`{"offset":4,"group":"new","deleted":true,"kind":"ConsumerGroupMetadata"}`,
+		`  4  group "new" ConsumerGroupMetadata: deleted`,
 	}
 	if strings.Join(got, "\n") != strings.Join(want, "\n") {
 		t.Errorf("got\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))

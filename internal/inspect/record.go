@@ -11,7 +11,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
-	"github.com/varve-io/varve/internal/group"
+	"github.com/varve-io/varve/internal/grouprecord"
 	"github.com/varve-io/varve/internal/recordbatch"
 )
 
@@ -112,8 +112,8 @@ func (r *Record) bytesText(b []byte) string {
 	return fmt.Sprintf("%q", b)
 }
 
-// GroupRecord is a record of __consumer_offsets: a committed offset if Topic is set, otherwise the state of a group.
-// Deleted is a tombstone.
+// GroupRecord is a record of __consumer_offsets: a committed offset if Topic is set, a part of a group of the consumer protocol (KIP-848) if Kind
+// is, otherwise the state of a classic group. Deleted is a tombstone.
 type GroupRecord struct {
 	At      int64  `json:"offset"`
 	Group   string `json:"group"`
@@ -132,6 +132,10 @@ type GroupRecord struct {
 	Protocol     string        `json:"protocol,omitempty"`
 	Leader       string        `json:"leader,omitempty"`
 	Members      []GroupMember `json:"members,omitempty"`
+
+	Kind  string `json:"kind,omitempty"`
+	Name  string `json:"name,omitempty"` // a member id, or a regular expression
+	Value any    `json:"value,omitempty"`
 }
 
 // GroupMember is a member in the state of a group. Topics and Assigned are read where the protocol is that of consumers.
@@ -144,16 +148,20 @@ type GroupMember struct {
 	Assigned   map[string][]int32 `json:"assigned,omitempty"`
 }
 
-func groupItem(r *recordbatch.Record, e *group.Entry) *GroupRecord {
-	g := &GroupRecord{At: r.Offset, Group: e.GroupID, Deleted: r.Value == nil}
-	if e.Key != nil {
-		g.Topic, g.Partition = e.Key.Topic, &e.Key.Partition
+func groupItem(r *recordbatch.Record, e *grouprecord.Entry) *GroupRecord {
+	g := &GroupRecord{At: r.Offset, Group: e.Group, Deleted: r.Value == nil}
+	switch e.Kind {
+	case grouprecord.KindOffset:
+		g.Topic, g.Partition = e.Partition.Topic, &e.Partition.Partition
+	case grouprecord.KindClassicGroup:
+	default:
+		g.Kind, g.Name, g.Value = e.Kind.String(), e.Name, e.Value
 	}
-	if o := e.Offset; o != nil {
-		g.Committed, g.LeaderEpoch, g.Metadata, g.CommitTimestamp = &o.Offset, &o.LeaderEpoch, o.Metadata, o.CommittedAt
-		g.ExpireTimestamp = max(o.ExpiresAt, 0)
-	}
-	if v := e.Group; v != nil {
+	switch v := e.Value.(type) {
+	case *grouprecord.Offset:
+		g.Committed, g.LeaderEpoch, g.Metadata, g.CommitTimestamp = &v.Offset, &v.LeaderEpoch, v.Metadata, v.CommittedAt
+		g.ExpireTimestamp = max(v.ExpiresAt, 0)
+	case *kmsg.GroupMetadataValue:
 		g.ProtocolType, g.Generation = v.ProtocolType, &v.Generation
 		if v.Protocol != nil {
 			g.Protocol = *v.Protocol
@@ -196,6 +204,19 @@ func (g *GroupRecord) Text() string {
 		return fmt.Sprintf("  %d  group %q %s-%d: offset %d, epoch %d, %q, committed %s", g.At, g.Group, g.Topic, *g.Partition, *g.Committed, *g.LeaderEpoch, g.Metadata, timeText(g.CommitTimestamp))
 	case g.Partition != nil:
 		return fmt.Sprintf("  %d  group %q %s-%d: deleted", g.At, g.Group, g.Topic, *g.Partition)
+	case g.Kind != "":
+		value := "deleted"
+		if !g.Deleted {
+			b, err := json.Marshal(g.Value)
+			if value = string(b); err != nil {
+				value = err.Error()
+			}
+		}
+		name := g.Name
+		if name != "" {
+			name = fmt.Sprintf(" %q", name)
+		}
+		return fmt.Sprintf("  %d  group %q %s%s: %s", g.At, g.Group, g.Kind, name, value)
 	case g.Deleted:
 		return fmt.Sprintf("  %d  group %q: deleted", g.At, g.Group)
 	}

@@ -141,6 +141,8 @@ func table() []entry {
 		{key: 64, min: 0, max: 0, serve: handler((*API).unregisterBroker)},
 		{key: 65, min: 0, max: 0, serve: handler((*API).describeTransactions)},
 		{key: 66, min: 0, max: 2, serve: handler((*API).listTransactions)},
+		{key: 68, min: 0, max: 1, serve: handler((*API).consumerGroupHeartbeat)},
+		{key: 69, min: 0, max: 1, serve: handler((*API).consumerGroupDescribe)},
 		{key: 75, min: 0, max: 0, serve: handler((*API).describeTopicPartitions)},
 		{key: 80, min: 0, max: 1, serve: handler((*API).addRaftVoter)},
 		{key: 81, min: 0, max: 0, serve: handler((*API).removeRaftVoter)},

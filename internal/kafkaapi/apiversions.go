@@ -12,8 +12,14 @@ import (
 
 const apiVersionsKey = 18
 
-// transactionVersion is the level of KIP-890 that all brokers speak; clients of older ones are served, too.
-const transactionVersion = 2
+// levels are what all brokers speak beyond versions of APIs; clients of older ones are served, too.
+var levels = []struct {
+	name  string
+	level int16
+}{
+	{"group.version", 1},       // the consumer protocol (KIP-848)
+	{"transaction.version", 2}, // KIP-890
+}
 
 var softwareName = regexp.MustCompile(`^[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?$`)
 
@@ -42,12 +48,14 @@ func (a *API) apiVersions(_ context.Context, _ *call, req *kmsg.ApiVersionsReque
 		}
 		resp.ApiKeys = append(resp.ApiKeys, k)
 	}
-	f := kmsg.NewApiVersionsResponseSupportedFeature()
-	f.Name, f.MinVersion, f.MaxVersion = "transaction.version", 0, transactionVersion
-	resp.SupportedFeatures = append(resp.SupportedFeatures, f)
-	level := kmsg.NewApiVersionsResponseFinalizedFeature()
-	level.Name, level.MinVersionLevel, level.MaxVersionLevel = f.Name, transactionVersion, transactionVersion
-	resp.FinalizedFeatures = append(resp.FinalizedFeatures, level)
+	for _, l := range levels {
+		f := kmsg.NewApiVersionsResponseSupportedFeature()
+		f.Name, f.MinVersion, f.MaxVersion = l.name, 0, l.level
+		resp.SupportedFeatures = append(resp.SupportedFeatures, f)
+		level := kmsg.NewApiVersionsResponseFinalizedFeature()
+		level.Name, level.MinVersionLevel, level.MaxVersionLevel = l.name, l.level, l.level
+		resp.FinalizedFeatures = append(resp.FinalizedFeatures, level)
+	}
 	resp.FinalizedFeaturesEpoch = 0
 	if a.DirectFetch {
 		f := kmsg.NewApiVersionsResponseSupportedFeature()

@@ -17,8 +17,10 @@ import (
 const (
 	resourceTopic  = kmsg.ConfigResourceTypeTopic
 	resourceBroker = kmsg.ConfigResourceTypeBroker
+	resourceGroup  = kmsg.ConfigResourceTypeGroupConfig
 
 	sourceTopic   = kmsg.ConfigSourceDynamicTopicConfig
+	sourceGroup   = kmsg.ConfigSourceGroupConfig
 	sourceBroker  = kmsg.ConfigSourceDynamicBrokerConfig
 	sourceCluster = kmsg.ConfigSourceDynamicDefaultBrokerConfig
 	sourceStatic  = kmsg.ConfigSourceStaticBrokerConfig
@@ -62,6 +64,23 @@ func (d describer) topics(own map[string]string, wanted []string) (list []descri
 		if s := d.topic(k, own); len(s) > 0 {
 			list = append(list, described{Key: k, Settings: s})
 		}
+	}
+	return list
+}
+
+// group lists the configs of a consumer group whose own are given.
+func (d describer) group(own map[string]string, wanted []string) (list []described) {
+	keys := config.Group.Keys()
+	for i := range keys {
+		k := &keys[i]
+		if !wants(wanted, k.Name) {
+			continue
+		}
+		var settings []setting
+		if v, ok := own[k.Name]; ok {
+			settings = append(settings, setting{k.Name, v, sourceGroup})
+		}
+		list = append(list, described{Key: k, Settings: append(settings, d.broker(k.Synonym)...)})
 	}
 	return list
 }
@@ -158,6 +177,11 @@ func (a *API) describeResource(img *metadata.Image, rr kmsg.DescribeConfigsReque
 			}
 			list = append(list, described{k, settings, k.Mode == config.ReadOnly && rr.ResourceName != ""})
 		}
+	case resourceGroup:
+		if rr.ResourceName == "" {
+			return nil, refuse(errInvalidRequest, "Group name must not be empty")
+		}
+		return d.group(img.GroupConfigs[rr.ResourceName], rr.ConfigNames), nil
 	default:
 		return nil, refuse(errInvalidRequest, "Unsupported resource type: %d", rr.ResourceType)
 	}
@@ -225,6 +249,11 @@ func (a *API) alterResource(ctx context.Context, r resource, incremental []contr
 		c = controller.ReplaceBrokerCommand{Broker: id, Configs: replace, ValidateOnly: validateOnly}
 		if incremental != nil {
 			c = controller.AlterBrokerCommand{Broker: id, Changes: incremental, ValidateOnly: validateOnly}
+		}
+	case resourceGroup:
+		c = controller.ReplaceGroupCommand{Group: r.name, Configs: replace, ValidateOnly: validateOnly}
+		if incremental != nil {
+			c = controller.AlterGroupCommand{Group: r.name, Changes: incremental, ValidateOnly: validateOnly}
 		}
 	default:
 		return refuse(errInvalidRequest, "Unsupported resource type: %d", r.kind)

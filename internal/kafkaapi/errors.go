@@ -9,6 +9,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kerr"
 
+	"github.com/varve-io/varve/internal/consumergroup"
 	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/coordinator"
 	"github.com/varve-io/varve/internal/fetch"
@@ -114,8 +115,15 @@ var codes = []struct {
 	{group.ErrNotFound, kerr.GroupIDNotFound},
 	{group.ErrNotEmpty, kerr.NonEmptyGroup},
 	{group.ErrSubscribed, kerr.GroupSubscribedToTopic},
-	{group.ErrMetadataTooLarge, kerr.OffsetMetadataTooLarge},
 	{group.ErrNotPersisted, kerr.UnknownServerError},
+	{consumergroup.ErrFencedMemberEpoch, kerr.FencedMemberEpoch},
+	{consumergroup.ErrUnreleasedInstance, kerr.UnreleasedInstanceID},
+	{consumergroup.ErrStaleMemberEpoch, kerr.StaleMemberEpoch},
+	{consumergroup.ErrUnsupportedAssignor, kerr.UnsupportedAssignor},
+	{consumergroup.ErrInvalidRegex, kerr.InvalidRegularExpression},
+	{consumergroup.ErrInvalidRequest, kerr.InvalidRequest},
+	{consumergroup.ErrUnsupportedByProtocol, kerr.UnsupportedVersion},
+	{coordinator.ErrMetadataTooLarge, kerr.OffsetMetadataTooLarge},
 	{coordinator.ErrNotCoordinator, kerr.NotCoordinator},
 	{coordinator.ErrLoading, kerr.CoordinatorLoadInProgress},
 	{coordinator.ErrUnavailable, kerr.CoordinatorNotAvailable},

@@ -13,6 +13,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/varve-io/varve/internal/committed"
 	"github.com/varve-io/varve/internal/control"
 	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/coordinator"
@@ -108,13 +109,13 @@ func (a *API) joinGroup(ctx context.Context, c *call, req *kmsg.JoinGroupRequest
 	for _, p := range req.Protocols {
 		r.Protocols = append(r.Protocols, group.Protocol{Name: p.Name, Metadata: bytes.Clone(p.Metadata)})
 	}
-	var id [16]byte
-	rand.Read(id[:])
 	prefix := c.header.ClientID
 	if r.InstanceID != "" {
 		prefix = r.InstanceID
 	}
 	// Shaped like Kafka's: client or instance id, '-', uuid.
+	var id [16]byte
+	rand.Read(id[:])
 	h := hex.EncodeToString(id[:])
 	r.NewID = strings.Join([]string{prefix, h[:8], h[8:12], h[12:16], h[16:20], h[20:]}, "-")
 	result := a.Groups.Join(ctx, req.Group, r)
@@ -219,9 +220,6 @@ func (a *API) describeGroups(_ context.Context, _ *call, req *kmsg.DescribeGroup
 	return resp
 }
 
-// groupType is the kind of all groups here (KIP-848 kinds come later).
-const groupType = "classic"
-
 // listGroups serves ListGroups with its filters (KIP-518, KIP-848).
 func (a *API) listGroups(_ context.Context, _ *call, req *kmsg.ListGroupsRequest) *kmsg.ListGroupsResponse {
 	resp := respond[*kmsg.ListGroupsResponse](req)
@@ -231,11 +229,11 @@ func (a *API) listGroups(_ context.Context, _ *call, req *kmsg.ListGroupsRequest
 		return len(filter) == 0 || slices.ContainsFunc(filter, func(s string) bool { return strings.EqualFold(s, v) })
 	}
 	for _, l := range list {
-		if !fold(req.StatesFilter, l.State.String()) || !fold(req.TypesFilter, groupType) {
+		if !fold(req.StatesFilter, l.State) || !fold(req.TypesFilter, l.Type) {
 			continue
 		}
 		g := kmsg.NewListGroupsResponseGroup()
-		g.Group, g.ProtocolType, g.GroupState, g.GroupType = l.ID, l.ProtocolType, l.State.String(), groupType
+		g.Group, g.ProtocolType, g.GroupState, g.GroupType = l.ID, l.ProtocolType, l.State, l.Type
 		resp.Groups = append(resp.Groups, g)
 	}
 	return resp
@@ -257,11 +255,11 @@ func (a *API) deleteGroups(_ context.Context, _ *call, req *kmsg.DeleteGroupsReq
 func (a *API) offsetDelete(_ context.Context, _ *call, req *kmsg.OffsetDeleteRequest) *kmsg.OffsetDeleteResponse {
 	resp := respond[*kmsg.OffsetDeleteResponse](req)
 	img := a.Image()
-	var partitions []group.TopicPartition
+	var partitions []committed.Partition
 	for _, t := range req.Topics {
 		for _, p := range t.Partitions {
 			if _, _, ok := img.Partition(tp.Partition{Topic: t.Topic, Index: p.Partition}); ok {
-				partitions = append(partitions, group.TopicPartition{Topic: t.Topic, Partition: p.Partition})
+				partitions = append(partitions, committed.Partition{Topic: t.Topic, Partition: p.Partition})
 			}
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/varve-io/varve/internal/committed"
 	"github.com/varve-io/varve/internal/coordinator"
 	"github.com/varve-io/varve/internal/group"
 	"github.com/varve-io/varve/internal/tp"
@@ -37,19 +38,19 @@ func (a *API) offsetCommit(_ context.Context, c *call, req *kmsg.OffsetCommitReq
 				p.ErrorCode = kerr.UnknownTopicOrPartition.Code
 			}
 			if p.ErrorCode == 0 {
-				o := group.Offset{Offset: rp.Offset, LeaderEpoch: rp.LeaderEpoch, Metadata: text(rp.Metadata), CommittedAt: now, ExpiresAt: -1}
+				o := committed.Offset{Offset: rp.Offset, LeaderEpoch: rp.LeaderEpoch, Metadata: text(rp.Metadata), CommittedAt: now, ExpiresAt: -1}
 				if req.Version <= 4 && req.RetentionTimeMillis >= 0 {
 					o.ExpiresAt = now + req.RetentionTimeMillis
 				}
-				commits = append(commits, coordinator.Commit{TopicPartition: group.TopicPartition{Topic: name, Partition: rp.Partition}, Offset: o})
+				commits = append(commits, coordinator.Commit{Partition: committed.Partition{Topic: name, Partition: rp.Partition}, Offset: o})
 				at = append(at, place{i, len(t.Partitions)})
 			}
 			t.Partitions = append(t.Partitions, p)
 		}
 		resp.Topics = append(resp.Topics, t)
 	}
-	by := group.Committer{MemberID: req.MemberID, InstanceID: text(req.InstanceID), Generation: req.Generation}
-	errs, err := a.Groups.Commit(req.Group, by, commits, req.Version >= 9)
+	by := coordinator.Committer{Committer: group.Committer{MemberID: req.MemberID, InstanceID: text(req.InstanceID), Generation: req.Generation}, Version: req.Version}
+	errs, err := a.Groups.Commit(req.Group, by, commits)
 	for j, pl := range at {
 		p := &resp.Topics[pl.topic].Partitions[pl.partition]
 		if p.ErrorCode = code(err); err == nil {
@@ -70,13 +71,13 @@ func (a *API) offsetFetch(_ context.Context, _ *call, req *kmsg.OffsetFetchReque
 		return resp
 	}
 	all := req.Topics == nil
-	var wanted []group.TopicPartition
+	var wanted []committed.Partition
 	for _, t := range req.Topics {
 		for _, p := range t.Partitions {
-			wanted = append(wanted, group.TopicPartition{Topic: t.Topic, Partition: p})
+			wanted = append(wanted, committed.Partition{Topic: t.Topic, Partition: p})
 		}
 	}
-	fetched, err := a.Groups.FetchOffsets(req.Group, wanted, all)
+	fetched, err := a.Groups.FetchOffsets(req.Group, coordinator.Fetcher{Epoch: -1}, wanted, all)
 	resp.ErrorCode = code(err)
 	if err != nil {
 		fetched = unknown(wanted)
@@ -89,7 +90,7 @@ func (a *API) offsetFetch(_ context.Context, _ *call, req *kmsg.OffsetFetchReque
 		}
 		p := kmsg.NewOffsetFetchResponseTopicPartition()
 		metadata := f.Metadata
-		p.Partition, p.Offset, p.LeaderEpoch, p.Metadata, p.ErrorCode = f.Partition, f.Offset.Offset, f.LeaderEpoch, &metadata, code(err)
+		p.Partition, p.Offset, p.LeaderEpoch, p.Metadata, p.ErrorCode = f.Partition.Partition, f.Offset.Offset, f.LeaderEpoch, &metadata, code(err)
 		if req.RequireStable && f.Unstable && err == nil {
 			p.Offset, p.LeaderEpoch, p.ErrorCode = -1, -1, kerr.UnstableOffsetCommit.Code
 		}
@@ -100,10 +101,10 @@ func (a *API) offsetFetch(_ context.Context, _ *call, req *kmsg.OffsetFetchReque
 }
 
 // unknown answers "nothing committed" for all.
-func unknown(wanted []group.TopicPartition) []coordinator.Fetched {
+func unknown(wanted []committed.Partition) []coordinator.Fetched {
 	out := make([]coordinator.Fetched, len(wanted))
 	for i, w := range wanted {
-		out[i] = coordinator.Fetched{TopicPartition: w, Offset: group.Offset{Offset: -1, LeaderEpoch: -1}}
+		out[i] = coordinator.Fetched{Partition: w, Offset: committed.Offset{Offset: -1, LeaderEpoch: -1}}
 	}
 	return out
 }
@@ -112,7 +113,7 @@ func (a *API) fetchGroup(req *kmsg.OffsetFetchRequest, rg *kmsg.OffsetFetchReque
 	out := kmsg.NewOffsetFetchResponseGroup()
 	out.Group = rg.Group
 	img := a.Image()
-	var wanted []group.TopicPartition
+	var wanted []committed.Partition
 	unknownIDs := map[[16]byte]bool{}
 	for _, t := range rg.Topics {
 		name := t.Topic
@@ -132,10 +133,14 @@ func (a *API) fetchGroup(req *kmsg.OffsetFetchRequest, rg *kmsg.OffsetFetchReque
 			}
 		}
 		for _, p := range t.Partitions {
-			wanted = append(wanted, group.TopicPartition{Topic: name, Partition: p})
+			wanted = append(wanted, committed.Partition{Topic: name, Partition: p})
 		}
 	}
-	fetched, err := a.Groups.FetchOffsets(rg.Group, wanted, rg.Topics == nil)
+	by := coordinator.Fetcher{Epoch: -1}
+	if req.Version >= 9 {
+		by = coordinator.Fetcher{MemberID: rg.MemberID, Epoch: rg.MemberEpoch}
+	}
+	fetched, err := a.Groups.FetchOffsets(rg.Group, by, wanted, rg.Topics == nil)
 	out.ErrorCode = code(err)
 	if err != nil {
 		fetched = unknown(wanted)
@@ -157,7 +162,7 @@ func (a *API) fetchGroup(req *kmsg.OffsetFetchRequest, rg *kmsg.OffsetFetchReque
 		}
 		rp := kmsg.NewOffsetFetchResponseGroupTopicPartition()
 		metadata := f.Metadata
-		rp.Partition, rp.Offset, rp.LeaderEpoch, rp.Metadata, rp.ErrorCode = f.Partition, f.Offset.Offset, f.LeaderEpoch, &metadata, code(err)
+		rp.Partition, rp.Offset, rp.LeaderEpoch, rp.Metadata, rp.ErrorCode = f.Partition.Partition, f.Offset.Offset, f.LeaderEpoch, &metadata, code(err)
 		if req.RequireStable && f.Unstable && err == nil {
 			rp.Offset, rp.LeaderEpoch, rp.ErrorCode = -1, -1, kerr.UnstableOffsetCommit.Code
 		}

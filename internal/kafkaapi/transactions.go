@@ -12,6 +12,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/varve-io/varve/internal/committed"
+	"github.com/varve-io/varve/internal/consumergroup"
 	"github.com/varve-io/varve/internal/coordinator"
 	"github.com/varve-io/varve/internal/group"
 	"github.com/varve-io/varve/internal/partition"
@@ -214,8 +216,8 @@ func (a *API) txnOffsetCommit(ctx context.Context, c *call, req *kmsg.TxnOffsetC
 			if _, _, ok := img.Partition(tp.Partition{Topic: rt.Topic, Index: rp.Partition}); !ok {
 				p.ErrorCode = kerr.UnknownTopicOrPartition.Code
 			} else {
-				commits = append(commits, coordinator.Commit{TopicPartition: group.TopicPartition{Topic: rt.Topic, Partition: rp.Partition},
-					Offset: group.Offset{Offset: rp.Offset, LeaderEpoch: rp.LeaderEpoch, Metadata: text(rp.Metadata), CommittedAt: now, ExpiresAt: -1}})
+				commits = append(commits, coordinator.Commit{Partition: committed.Partition{Topic: rt.Topic, Partition: rp.Partition},
+					Offset: committed.Offset{Offset: rp.Offset, LeaderEpoch: rp.LeaderEpoch, Metadata: text(rp.Metadata), CommittedAt: now, ExpiresAt: -1}})
 				at = append(at, place{i, len(t.Partitions)})
 			}
 			t.Partitions = append(t.Partitions, p)
@@ -263,7 +265,11 @@ func (a *API) commitInTxn(ctx context.Context, req *kmsg.TxnOffsetCommitRequest,
 	if req.Version < 3 {
 		by.Generation = -1
 	}
-	return a.Groups.CommitInTxn(req.Group, by, coordinator.InTxn{ProducerID: req.ProducerID, Epoch: req.ProducerEpoch, Checked: inTxn || req.Version >= 5, ConfirmedAt: at}, commits)
+	errs, err := a.Groups.CommitInTxn(req.Group, by, coordinator.InTxn{ProducerID: req.ProducerID, Epoch: req.ProducerEpoch, Checked: inTxn || req.Version >= 5, ConfirmedAt: at}, commits)
+	if errors.Is(err, consumergroup.ErrStaleMemberEpoch) {
+		err = group.ErrIllegalGeneration // the other code is known from version 6 on
+	}
+	return errs, err
 }
 
 // writeTxnMarkers serves WriteTxnMarkers, of transaction coordinators and of tools that end hanging transactions (KIP-664).

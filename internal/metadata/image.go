@@ -20,6 +20,7 @@ type Image struct {
 	TopicsByID      map[tp.UUID]*Topic
 	Deleting        map[tp.UUID]*Topic // removed topics that still have remote segments
 	BrokerConfigs   map[int32]map[string]string
+	GroupConfigs    map[string]map[string]string // of consumer groups that have any of their own
 	NextProducerID  int64
 	LastBrokerEpoch int64
 
@@ -61,7 +62,7 @@ type Partition struct {
 // Empty is the image before the first record.
 func Empty() *Image {
 	return &Image{self: new(byte), Brokers: map[int32]*BrokerRecord{}, Topics: map[string]*Topic{}, TopicsByID: map[tp.UUID]*Topic{},
-		Deleting: map[tp.UUID]*Topic{}, BrokerConfigs: map[int32]map[string]string{}}
+		Deleting: map[tp.UUID]*Topic{}, BrokerConfigs: map[int32]map[string]string{}, GroupConfigs: map[string]map[string]string{}}
 }
 
 // builder is an image in the making: maps are cloned the first time that a batch touches them.
@@ -228,6 +229,16 @@ func (r BrokerConfigRecord) apply(b *builder) error {
 	return nil
 }
 
+func (r GroupConfigRecord) apply(b *builder) error {
+	b.GroupConfigs = maps.Clone(b.GroupConfigs)
+	if len(r.Configs) == 0 {
+		delete(b.GroupConfigs, r.Group)
+	} else {
+		b.GroupConfigs[r.Group] = r.Configs
+	}
+	return nil
+}
+
 func (r RemoveTopicRecord) apply(b *builder) error {
 	t, ok := b.TopicsByID[r.Topic]
 	if !ok {
@@ -290,6 +301,9 @@ func (img *Image) Records() []Record {
 	}
 	for _, id := range slices.Sorted(maps.Keys(img.BrokerConfigs)) {
 		out = append(out, BrokerConfigRecord{id, img.BrokerConfigs[id]})
+	}
+	for _, group := range slices.Sorted(maps.Keys(img.GroupConfigs)) {
+		out = append(out, GroupConfigRecord{group, img.GroupConfigs[group]})
 	}
 	if img.NextProducerID > 0 {
 		out = append(out, ProducerIDsRecord{img.NextProducerID})

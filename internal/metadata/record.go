@@ -112,6 +112,12 @@ type BrokerConfigRecord struct {
 	Configs map[string]string `cbor:"2,keyasint"`
 }
 
+// GroupConfigRecord replaces the configs of one consumer group.
+type GroupConfigRecord struct {
+	Group   string            `cbor:"1,keyasint"`
+	Configs map[string]string `cbor:"2,keyasint"`
+}
+
 // RemoveTopicRecord takes a topic out of sight at once. Its remote segments stay known, as those of a deleting topic,
 // until their objects are gone.
 type RemoveTopicRecord struct {
@@ -142,6 +148,7 @@ func (RemoteStateRecord) kind() uint8      { return 11 }
 func (RemoteDisableRecord) kind() uint8    { return 12 }
 func (BrokerStateRecord) kind() uint8      { return 13 }
 func (UnregisterBrokerRecord) kind() uint8 { return 14 }
+func (GroupConfigRecord) kind() uint8      { return 15 }
 
 // decoders makes an empty record of each kind; an array, so that decoding has no map order.
 func decode(kind uint8, body []byte) (Record, error) {
@@ -174,6 +181,8 @@ func decode(kind uint8, body []byte) (Record, error) {
 		return decodeAs[BrokerStateRecord](body)
 	case 14:
 		return decodeAs[UnregisterBrokerRecord](body)
+	case 15:
+		return decodeAs[GroupConfigRecord](body)
 	}
 	return nil, fmt.Errorf("metadata record of unknown kind %d: written by a newer version?", kind)
 }

@@ -82,11 +82,16 @@ func TestWhereToBeginAndStop(t *testing.T) {
 }
 
 func TestResetOfAGroupInUse(t *testing.T) {
+	t.Run("classic", func(t *testing.T) { resetInUse(t) })
+	t.Run("consumer", func(t *testing.T) { resetInUse(t, kgo.ServerSideBalancer()) })
+}
+
+func resetInUse(t *testing.T, opts ...kgo.Opt) {
 	n := newNode(t)
 	n.start()
 	n.createTopic("t", 1)
 	produce(t, n.client(kgo.RecordPartitioner(kgo.ManualPartitioner())), "t", 0, 10)
-	member := n.client(kgo.ConsumerGroup("g"), kgo.ConsumeTopics("t"), kgo.DisableAutoCommit(), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))
+	member := n.client(append(opts, kgo.ConsumerGroup("g"), kgo.ConsumeTopics("t"), kgo.DisableAutoCommit(), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()))...)
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	if err := member.PollFetches(ctx).Err(); err != nil {

@@ -20,12 +20,12 @@ import (
 )
 
 // pipe copies records of one topic to another exactly once, as a member of a group, until ctx ends. Now and then it aborts.
-func pipe(ctx context.Context, t *testing.T, c *cluster, name string) {
+func pipe(ctx context.Context, t *testing.T, c *cluster, name string, opts ...kgo.Opt) {
 	for ctx.Err() == nil {
-		s, err := kgo.NewGroupTransactSession(kgo.SeedBrokers(strings.Split(c.seeds(), ",")...), kgo.ConsumerGroup("pipe"), kgo.ConsumeTopics("in"), kgo.TransactionalID(name),
+		s, err := kgo.NewGroupTransactSession(append(opts, kgo.SeedBrokers(strings.Split(c.seeds(), ",")...), kgo.ConsumerGroup("pipe"), kgo.ConsumeTopics("in"), kgo.TransactionalID(name),
 			kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.DefaultProduceTopic("out"), kgo.TransactionTimeout(10*time.Second),
 			kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchMaxWait(200*time.Millisecond),
-			kgo.SessionTimeout(6*time.Second), kgo.HeartbeatInterval(500*time.Millisecond), kgo.RetryTimeout(20*time.Second))
+			kgo.SessionTimeout(6*time.Second), kgo.HeartbeatInterval(500*time.Millisecond), kgo.RetryTimeout(20*time.Second))...)
 		if err != nil {
 			t.Error(err)
 			return
@@ -60,8 +60,13 @@ func pipe(ctx context.Context, t *testing.T, c *cluster, name string) {
 
 // TestExactlyOnceUnderKills: two processes copy a topic in transactions while brokers die, and the copy has every record once.
 func TestExactlyOnceUnderKills(t *testing.T) {
+	t.Run("classic", func(t *testing.T) { exactlyOnce(t) })
+	t.Run("consumer", func(t *testing.T) { exactlyOnce(t, kgo.ServerSideBalancer()) })
+}
+
+func exactlyOnce(t *testing.T, member ...kgo.Opt) {
 	const partitions, count = 3, 3000
-	c := newCluster(t, 3)
+	c := newCluster(t, 3, soon...)
 	c.start()
 	for _, name := range []string{"in", "out"} {
 		c.createTopic(name, partitions, 3, "min.insync.replicas=2")
@@ -69,7 +74,7 @@ func TestExactlyOnceUnderKills(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	var wg sync.WaitGroup
 	for i := range 2 {
-		wg.Go(func() { pipe(ctx, t, c, fmt.Sprint("pipe-", i)) })
+		wg.Go(func() { pipe(ctx, t, c, fmt.Sprint("pipe-", i), member...) })
 	}
 	wg.Go(func() {
 		cl := c.client(kgo.RecordPartitioner(kgo.ManualPartitioner()))
