@@ -340,7 +340,7 @@ func TestControllerOutOfSight(t *testing.T) {
 	w.part.Suspend(true)
 	gs := w.again()
 	for _, gs := range []*Groups{gs, w.groups} {
-		if _, err := gs.FetchOffsets("g", Fetcher{}, nil, true); !errors.Is(err, ErrNotCoordinator) {
+		if _, err := gs.FetchOffsets("g", anybody, nil, true); !errors.Is(err, ErrNotCoordinator) {
 			t.Errorf("%v", err)
 		}
 	}
