@@ -128,6 +128,7 @@ type Group struct {
 	owners    map[tp.UUID]map[int32]string
 
 	clocks   map[string]*clock
+	moved    int64  // when the group epoch last rose in this coordinator's time
 	seen     uint64 // index of the image that the hash was last compared with; the image itself is not kept
 	looked   int64  // when the regular expressions were last looked at, and in which image
 	lookedIn uint64

@@ -69,6 +69,40 @@ func TestValidate(t *testing.T) {
 	}
 }
 
+// Members that wait, or that have just seen the group change, are told to come back soon.
+func TestPace(t *testing.T) {
+	w := newWorld(t)
+	w.topic("t", 2)
+	w.env.Config.HeartbeatMs = 5000
+	told := func(c *consumer) int64 {
+		t.Helper()
+		a, changes, err := w.g.Heartbeat(c.request(), w.env, w.now)
+		w.must(err)
+		w.take(changes)
+		c.epoch, c.wanted = a.Epoch, a.Assignment
+		return a.HeartbeatMs
+	}
+	a, b := w.consumer("a", "t"), w.consumer("b", "t")
+	w.must(a.beat(false))
+	a.obey(true)
+	w.now += 6000
+	if ms := told(a); ms != 5000 {
+		t.Fatalf("a settled group: %d ms", ms)
+	}
+	w.must(b.beat(false))
+	if ms := told(a); ms != 500 {
+		t.Fatalf("a, which has to give something up: %d ms", ms)
+	}
+	w.now += 6000
+	if ms := told(b); ms != 500 {
+		t.Fatalf("b, which waits for that: %d ms", ms)
+	}
+	w.env.Config.HeartbeatMs = 100
+	if ms := told(b); ms != 100 {
+		t.Fatalf("with a shorter interval: %d ms", ms)
+	}
+}
+
 // A second member gets its half when the first has given it up, and not before; what the epochs mean on the way.
 func TestReconciliation(t *testing.T) {
 	w := newWorld(t)

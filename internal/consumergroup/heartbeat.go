@@ -115,7 +115,7 @@ func (c *Changes) heartbeat(r Heartbeat, env Env, now int64) (Answer, error) {
 	}
 	k := g.clocks[m.id]
 	k.session, k.join, k.sync = now+env.Config.SessionMs, 0, 0
-	a := Answer{MemberID: m.id, Epoch: m.has.Epoch, HeartbeatMs: env.Config.HeartbeatMs}
+	a := Answer{MemberID: m.id, Epoch: m.has.Epoch, HeartbeatMs: g.pace(m, env.Config, now)}
 	whole := r.RebalanceMs != -1 && (r.Topics != nil || r.Regex != nil) && r.Owned != nil
 	if r.Epoch == 0 || whole || !same(m.has.Assigned, before.has.Assigned) {
 		a.Assignment = m.has.Assigned
@@ -124,6 +124,19 @@ func (c *Changes) heartbeat(r Heartbeat, env Env, now int64) (Answer, error) {
 		}
 	}
 	return a, nil
+}
+
+// restlessMs is the heartbeat interval of members that have something to do, or may have soon.
+const restlessMs = 500
+
+// pace is when a member is to send its next heartbeat. Kafka always says the configured interval, so that a rebalance, in which one member waits
+// for another to give partitions up, takes two of them. Here members come back soon as long as they are on their way, and for one interval after
+// the last change of the group.
+func (g *Group) pace(m *member, c Config, now int64) int64 {
+	if !m.reconciled(g.target.Epoch) || g.moved > 0 && now-g.moved < c.HeartbeatMs {
+		return min(c.HeartbeatMs, restlessMs)
+	}
+	return c.HeartbeatMs
 }
 
 // step takes over what a member says of itself and lets the group and the member move on, with assign to a new target assignment, too.
@@ -163,6 +176,7 @@ func (c *Changes) advance(bump, assign bool, env Env, now int64) (found bool) {
 		hash := g.hash(env.Image)
 		if bump || hash != g.epoch.MetadataHash {
 			c.put(grouprecord.KindGroupEpoch, "", &grouprecord.GroupEpoch{Epoch: g.epoch.Epoch + 1, MetadataHash: hash})
+			g.moved = now
 		}
 		if g.stale {
 			c.put(grouprecord.KindPartitions, "", nil)
