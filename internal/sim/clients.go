@@ -83,7 +83,7 @@ func (p *stream) produce() {
 
 // leader is where a client believes a partition's leader to be.
 func (s *sim) leader(id tp.Partition) int32 {
-	p := s.partition(id.Index)
+	p := s.state(id)
 	switch {
 	case p == nil:
 		return -1
@@ -149,7 +149,7 @@ func (n *node) append(p *stream, raw []byte, answer func(first, last int64, err 
 	if r == nil {
 		return
 	}
-	part := r.parts[p.id.Index]
+	part := r.parts[n.s.slot(p.id)]
 	if part == nil {
 		answer(-1, -1, partition.ErrNotLeader)
 		return
@@ -157,7 +157,7 @@ func (n *node) append(p *stream, raw []byte, answer func(first, last int64, err 
 	res, err := part.p.Append(partition.Write{Records: slices.Clone(raw), Now: at(n.wall()), AllReplicas: p.all})
 	n.s.touch(r)
 	if err != nil {
-		state, role := n.s.partition(p.id.Index), part.p.Role()
+		state, role := n.s.state(p.id), part.p.Role()
 		if errors.Is(err, producerstate.ErrOutOfOrderSequence) && p.all && p.waits(raw) && p.epoch == 0 && n.s.check.Generation(p.id) == 0 && role.LeaderEpoch == state.LeaderEpoch {
 			n.s.check.Fail(checker.Idempotent, p.id, "producer %d, whose every batch was acknowledged by all replicas, is refused by leader %d: %v", p.pid, n.id, err)
 		}
@@ -253,7 +253,7 @@ func (r *run) serve(c *consumer) (progress bool) {
 		c.offset, c.idle = marks.LogStart, 0
 		return true
 	}
-	part := fetch.Part{Topic: c.id.Topic, Index: c.id.Index, Offset: c.offset, MaxBytes: int(s.between(1, 1500)), CurrentEpoch: s.partition(c.id.Index).LeaderEpoch, LastFetchedEpoch: -1,
+	part := fetch.Part{Topic: c.id.Topic, Index: c.id.Index, Offset: c.offset, MaxBytes: int(s.between(1, 1500)), CurrentEpoch: s.state(c.id).LeaderEpoch, LastFetchedEpoch: -1,
 		WantLocation: c.direct}
 	req := &fetch.Request{Parts: []fetch.Part{part}, MaxBytes: part.MaxBytes, MinBytes: 1, TierWait: time.Minute, AnyReplica: true}
 	if c.direct {

@@ -90,27 +90,27 @@ func (s *sim) restless() string {
 			return fmt.Sprintf("%s: producer %d waits, tries %d", p.id, p.pid, p.tries)
 		}
 	}
-	for index := range s.plan.partitions {
-		if why := s.unsettled(s.partition(int32(index))); why != "" {
-			return fmt.Sprintf("%s-%d: %s", topic, index, why)
+	for _, id := range s.ids {
+		if why := s.unsettled(id, s.state(id)); why != "" {
+			return fmt.Sprintf("%s: %s", id, why)
 		}
 	}
 	return ""
 }
 
-func (s *sim) unsettled(p *metadata.Partition) string {
+func (s *sim) unsettled(id tp.Partition, p *metadata.Partition) string {
 	if p.Leader < 0 || len(p.ISR) != len(p.Replicas) || len(p.Adding)+len(p.Removing) > 0 {
 		return fmt.Sprintf("leader %d, ISR %v of %v (+%v -%v)", p.Leader, p.ISR, p.Replicas, p.Adding, p.Removing)
 	}
-	lead := s.replica(p, p.Leader)
+	lead := s.replica(id, p.Leader)
 	if lead == nil {
 		return fmt.Sprintf("its leader %d is out of service", p.Leader)
 	}
 	end := lead.p.Log().Offsets().End
-	for _, id := range p.ISR {
-		r := s.replica(p, id)
+	for _, member := range p.ISR {
+		r := s.replica(id, member)
 		if r == nil {
-			return fmt.Sprintf("replica %d is out of service", id)
+			return fmt.Sprintf("replica %d is out of service", member)
 		}
 		o, lo := r.p.Log().Offsets(), lead.p.Log().Offsets()
 		if o.End != end || r.p.HighWatermark() != end || o.LogStart != lo.LogStart && !(s.plan.trims() && o.LogStart > lo.LogStart) {
@@ -119,8 +119,11 @@ func (s *sim) unsettled(p *metadata.Partition) string {
 				p, err := r.m.machine.Phase()
 				phase = fmt.Sprint(p, " ", err)
 			}
-			return fmt.Sprintf("replica %d is at %+v, high watermark %d, leader %d at %+v %s", id, o, r.p.HighWatermark(), p.Leader, lo, phase)
+			return fmt.Sprintf("replica %d is at %+v, high watermark %d, leader %d at %+v %s", member, o, r.p.HighWatermark(), p.Leader, lo, phase)
 		}
+	}
+	if id.Topic != topic {
+		return "" // the cluster's own topics are not tiered
 	}
 	for _, seg := range p.Remote {
 		if seg.State != tier.CopyFinished {
@@ -138,12 +141,12 @@ func (s *sim) unsettled(p *metadata.Partition) string {
 }
 
 // replica is a replica that is in service.
-func (s *sim) replica(p *metadata.Partition, id int32) *replica {
-	n := s.node(id)
-	if n == nil || n.run == nil || n.run.parts[p.Index] == nil || n.run.parts[p.Index].p.Cause() != nil {
+func (s *sim) replica(id tp.Partition, broker int32) *replica {
+	n, p, slot := s.node(broker), s.state(id), s.slot(id)
+	if n == nil || n.run == nil || n.run.parts[slot] == nil || n.run.parts[slot].p.Cause() != nil {
 		return nil
 	}
-	if part := n.run.parts[p.Index]; part.p.Log() != nil {
+	if part := n.run.parts[slot]; part.p.Log() != nil {
 		if leader, epoch := part.p.Leadership(); leader == p.Leader && epoch == p.LeaderEpoch {
 			return part
 		}
@@ -153,12 +156,11 @@ func (s *sim) replica(p *metadata.Partition, id int32) *replica {
 
 // final looks at the cluster at rest.
 func (s *sim) final() {
-	for index := range s.plan.partitions {
-		p := s.partition(int32(index))
-		id := tp.Partition{Topic: topic, Index: p.Index}
+	for _, id := range s.ids {
+		p := s.state(id)
 		var rest []checker.Rest
 		for _, member := range append([]int32{p.Leader}, p.ISR...) {
-			part := s.replica(p, member)
+			part := s.replica(id, member)
 			l := part.p.Log()
 			rest = append(rest, checker.Rest{Replica: part.seen(), Epochs: l.Epochs(), Producers: l.Producers(at(s.now))})
 		}
@@ -166,8 +168,9 @@ func (s *sim) final() {
 		if start := rest[0].LogStart; start > 0 && !s.plan.trims() && s.check.Generation(id) == 0 {
 			s.check.Fail(checker.LogStart, id, "it is %d, though nothing was ever to be deleted", start)
 		}
-		for _, direct := range []bool{false, true} {
-			s.readAll(p, id, rest[0], direct)
+		s.readAll(p, id, rest[0], false)
+		if id.Topic == topic {
+			s.readAll(p, id, rest[0], true)
 		}
 	}
 	for _, key := range s.bucket.strays() {

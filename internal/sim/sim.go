@@ -104,6 +104,7 @@ type sim struct {
 	net     network
 	bucket  *bucket
 	clients clients
+	ids     []tp.Partition // all partitions, those of the topic first
 	topicID tp.UUID
 	touched []*run // whose replicas are to be looked at after this event
 	calm    bool   // the storm is over
@@ -132,6 +133,9 @@ func newSim(o Options) *sim {
 	}
 	s := &sim{o: o, rng: rand.New(rand.NewPCG(o.Seed, 0x7661727665)), now: epoch0, begun: epoch0, hash: fnv.New64a(), ctx: context.Background(), check: checker.New()}
 	s.plan = draw(s.rng, o.Off)
+	for index := range s.plan.partitions {
+		s.ids = append(s.ids, tp.Partition{Topic: topic, Index: int32(index)})
+	}
 	s.net.init(s)
 	s.bucket = newBucket(s)
 	var err error
@@ -236,9 +240,17 @@ func (s *sim) createTopic() {
 	}
 }
 
-// partition is the state of a partition in the newest image, nil before there is one.
+// slot is a partition's place in ids, -1 for what the simulation does not know.
+func (s *sim) slot(id tp.Partition) int { return slices.Index(s.ids, id) }
+
+// partition is the state of a partition of the topic in the newest image, nil before there is one.
 func (s *sim) partition(index int32) *metadata.Partition {
-	_, p, ok := s.quorum.img.Partition(tp.Partition{Topic: topic, Index: index})
+	return s.state(tp.Partition{Topic: topic, Index: index})
+}
+
+// state is partition for any topic.
+func (s *sim) state(id tp.Partition) *metadata.Partition {
+	_, p, ok := s.quorum.img.Partition(id)
 	if !ok {
 		return nil
 	}
