@@ -202,10 +202,10 @@ func (s *shard) append(records []group.Record) (at int64, err error) {
 	return w.Next - 1, committed(s.owner.config().CommitTimeout, w)
 }
 
-func plain(records []group.Record) []record {
-	out := make([]record, len(records))
+func plain(records []group.Record) []Record {
+	out := make([]Record, len(records))
 	for i, r := range records {
-		out[i] = record(r)
+		out[i] = Record(r)
 	}
 	return out
 }
@@ -222,7 +222,7 @@ func (s *shard) load() {
 	}
 	start := time.Now()
 	c := s.owner.config().Group
-	err := s.each(func(h *recordbatch.Header, r *recordbatch.Record) {
+	err := Read(s.part, func(h *recordbatch.Header, r *recordbatch.Record) {
 		if h.IsControl() {
 			// A marker that cannot be read decides nothing, as when it was appended.
 			if m, err := recordbatch.ParseControl(r.Key, r.Value); err == nil && m.Type <= recordbatch.ControlCommit {

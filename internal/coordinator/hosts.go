@@ -13,6 +13,7 @@ import (
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/recordbatch"
+	"github.com/varve-io/varve/internal/tp"
 )
 
 // patience is how long a request waits for a partition that is expected. A broker that has just heard of a new leader names it
@@ -186,8 +187,8 @@ func (h *hosts[K]) ready(id string, place func() (partitions int, expects func(i
 	}
 }
 
-// record is a record of one of the topics; a nil value is a tombstone.
-type record struct{ Key, Value []byte }
+// Record is a record of one of the topics; a nil value is a tombstone.
+type Record struct{ Key, Value []byte }
 
 // batchBytes bounds a batch of records: all tombstones of a large group must not become one that the topic refuses.
 const batchBytes = 512 << 10
@@ -201,10 +202,22 @@ type InTxn struct {
 	ConfirmedAt int64
 }
 
-// append appends records, as batches of at most batchBytes (or one record), and returns what to wait for. An error says that nothing
-// was written, or that the log is out of service.
-func (s *seat) append(records []record, by *InTxn) (commit.Write, error) {
-	at := time.Now()
+// append appends records and returns what to wait for. An error says that nothing was written, or that the log is out of service.
+func (s *seat) append(records []Record, by *InTxn) (commit.Write, error) {
+	w, err := Write(records, by, s.epoch, time.Now())
+	if err != nil {
+		return commit.Write{}, err
+	}
+	r, err := s.part.Append(w)
+	if err != nil {
+		return commit.Write{}, err
+	}
+	return commit.Write{Part: s.part, Next: r.LastOffset + 1, Epoch: r.Epoch}, nil
+}
+
+// Write is what a coordinator has to append for records, as batches of at most batchBytes (or one record): by is the transaction that they
+// belong to, nil for none, epoch the leader epoch in which the coordinator read the partition.
+func Write(records []Record, by *InTxn, epoch int32, at time.Time) (partition.Write, error) {
 	var all []byte
 	fresh := func() *recordbatch.Builder {
 		b := recordbatch.NewBuilder()
@@ -222,24 +235,20 @@ func (s *seat) append(records []record, by *InTxn) (commit.Write, error) {
 	for _, r := range records {
 		if b.Count() > 0 && b.Size()+len(r.Key)+len(r.Value) > batchBytes {
 			if err := build(); err != nil {
-				return commit.Write{}, err
+				return partition.Write{}, err
 			}
 			b = fresh()
 		}
 		b.Add(recordbatch.Record{Timestamp: at.UnixMilli(), Key: r.Key, Value: r.Value})
 	}
 	if err := build(); err != nil {
-		return commit.Write{}, err
+		return partition.Write{}, err
 	}
-	w := partition.Write{Records: all, Now: at, Internal: true, AllReplicas: true, InEpoch: true, Epoch: s.epoch}
+	w := partition.Write{Records: all, Now: at, Internal: true, AllReplicas: true, InEpoch: true, Epoch: epoch}
 	if by != nil && !by.Checked {
 		w.Confirmed, w.ConfirmedAt = true, by.ConfirmedAt
 	}
-	r, err := s.part.Append(w)
-	if err != nil {
-		return commit.Write{}, err
-	}
-	return commit.Write{Part: s.part, Next: r.LastOffset + 1, Epoch: r.Epoch}, nil
+	return w, nil
 }
 
 // committed waits until a write is committed.
@@ -247,15 +256,15 @@ func committed(limit time.Duration, w commit.Write) error {
 	return commit.Wait(context.Background(), limit, []commit.Write{w})[0]
 }
 
-// each reads the partition up to its end: the high watermark of a new leader may be below what its predecessor answered,
+// Read reads a coordinator's partition up to its end: the high watermark of a new leader may be below what its predecessor answered,
 // and all that is in its log will be committed or nothing that comes after it. use gets records with their batch, and each control
 // batch once, with its control record's key and value.
-func (s *seat) each(use func(*recordbatch.Header, *recordbatch.Record)) error {
-	marks, err := s.part.Offsets(-1)
+func Read(part *partition.Partition, use func(*recordbatch.Header, *recordbatch.Record)) error {
+	marks, err := part.Offsets(tp.NoEpoch)
 	if err != nil {
 		return err
 	}
-	l := s.part.Log()
+	l := part.Log()
 	for at := marks.LogStart; at < marks.End; {
 		view, err := l.Read(at, 4<<20, marks.End, true)
 		if err != nil {
