@@ -33,6 +33,11 @@ const (
 	Dangling    = "nothing dangles in the tier"
 	Liveness    = "the cluster comes to rest"
 	Opening     = "a log opens after every crash"
+	Atomicity   = "a transaction is whole and has one outcome on all partitions"
+	Outcome     = "a transaction ends as its producer asked and was told"
+	Isolation   = "read_committed shows what is committed, and nothing that is aborted or undecided"
+	Repeated    = "each record is copied exactly once, and the offset with it"
+	Hanging     = "each transaction has its marker, behind all its records"
 )
 
 // Violation is an observation that must not be.
@@ -51,10 +56,11 @@ func (v *Violation) Error() string {
 type Checker struct {
 	parts map[tp.Partition]*history
 	first *Violation
+	txns  transactions
 }
 
 // New returns a checker that has seen nothing.
-func New() *Checker { return &Checker{parts: map[tp.Partition]*history{}} }
+func New() *Checker { return &Checker{parts: map[tp.Partition]*history{}, txns: newTransactions()} }
 
 // Err is the first violation, nil if there is none.
 func (c *Checker) Err() error {
@@ -86,6 +92,7 @@ func (c *Checker) of(p tp.Partition) *history {
 func (c *Checker) Reset(p tp.Partition, keep int64, epoch int32) {
 	h := c.of(p)
 	h.generation++
+	c.txns.broken = true
 	h.minEpoch = max(h.minEpoch, epoch)
 	clear(h.producers)
 	clear(h.ends)

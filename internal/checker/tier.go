@@ -97,6 +97,11 @@ func (c *Checker) sameProducers(p tp.Partition, h *history, r, lead *Rest) {
 	for i := range lead.Producers {
 		a := &lead.Producers[i]
 		b := find(r.Producers, a.ProducerID)
+		if b != nil && b.LastOffset < 0 && a.LastOffset < lead.LogStart { // nor the last batch of one whose marker it has
+			same := *b
+			same.LastSequence, same.LastOffset = a.LastSequence, a.LastOffset
+			b = &same
+		}
 		if b == nil {
 			if known, ok := h.producers[a.ProducerID]; ok && known.lastOffset >= lead.LogStart {
 				c.Fail(Producers, p, "broker %d does not know producer %d, whose last batch ends at %d", r.Broker, a.ProducerID, known.lastOffset)

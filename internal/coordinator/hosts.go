@@ -204,20 +204,13 @@ type InTxn struct {
 
 // append appends records and returns what to wait for. An error says that nothing was written, or that the log is out of service.
 func (s *seat) append(records []Record, by *InTxn) (commit.Write, error) {
-	w, err := Write(records, by, s.epoch, time.Now())
-	if err != nil {
-		return commit.Write{}, err
-	}
-	r, err := s.part.Append(w)
-	if err != nil {
-		return commit.Write{}, err
-	}
-	return commit.Write{Part: s.part, Next: r.LastOffset + 1, Epoch: r.Epoch}, nil
+	return Append(s.part, records, by, s.epoch, time.Now())
 }
 
-// Write is what a coordinator has to append for records, as batches of at most batchBytes (or one record): by is the transaction that they
-// belong to, nil for none, epoch the leader epoch in which the coordinator read the partition.
-func Write(records []Record, by *InTxn, epoch int32, at time.Time) (partition.Write, error) {
+// Append appends records of a coordinator, as batches of at most batchBytes (or one record), and returns what to wait for. by is the
+// transaction that they belong to, nil for none, epoch the leader epoch in which the coordinator read the partition: in another one nothing
+// is written.
+func Append(part *partition.Partition, records []Record, by *InTxn, epoch int32, at time.Time) (commit.Write, error) {
 	var all []byte
 	fresh := func() *recordbatch.Builder {
 		b := recordbatch.NewBuilder()
@@ -235,20 +228,24 @@ func Write(records []Record, by *InTxn, epoch int32, at time.Time) (partition.Wr
 	for _, r := range records {
 		if b.Count() > 0 && b.Size()+len(r.Key)+len(r.Value) > batchBytes {
 			if err := build(); err != nil {
-				return partition.Write{}, err
+				return commit.Write{}, err
 			}
 			b = fresh()
 		}
 		b.Add(recordbatch.Record{Timestamp: at.UnixMilli(), Key: r.Key, Value: r.Value})
 	}
 	if err := build(); err != nil {
-		return partition.Write{}, err
+		return commit.Write{}, err
 	}
 	w := partition.Write{Records: all, Now: at, Internal: true, AllReplicas: true, InEpoch: true, Epoch: epoch}
 	if by != nil && !by.Checked {
 		w.Confirmed, w.ConfirmedAt = true, by.ConfirmedAt
 	}
-	return w, nil
+	r, err := part.Append(w)
+	if err != nil {
+		return commit.Write{}, err
+	}
+	return commit.Write{Part: part, Next: r.LastOffset + 1, Epoch: r.Epoch}, nil
 }
 
 // committed waits until a write is committed.

@@ -249,20 +249,18 @@ func stateNotWritten(err error) error {
 	return fmt.Errorf("%w: %v", ErrUnavailable, err)
 }
 
-// resolve waits for the fate of a write that took too long. If this broker leads no more, its successor reads what counts.
+// resolve waits for the fate of a write that took too long. If this broker leads no more, its successor reads what counts, and the ledger
+// ends. Until then not to lead means nothing: a broker that does not reach the controller leads on once it does.
 func (e *entry) resolve(w commit.Write, s txn.Step) {
-	for e.ledger.ctx.Err() == nil {
-		err := commit.Wait(e.ledger.ctx, time.Minute, []commit.Write{w})[0]
-		if errors.Is(err, partition.ErrNotLeader) || errors.Is(err, partition.ErrFencedEpoch) {
-			return
-		}
-		if err == nil {
+	for tries := 0; e.ledger.ctx.Err() == nil; tries++ {
+		if commit.Wait(e.ledger.ctx, time.Minute, []commit.Write{w})[0] == nil {
 			e.mu.Lock()
 			defer e.mu.Unlock()
 			e.held.Written(s)
 			e.adopt(s.End)
 			return
 		}
+		e.ledger.pause(tries)
 	}
 }
 
@@ -294,25 +292,27 @@ func (e *entry) adopt(end *txn.Decision) {
 	}
 }
 
-// Pauses between tries to write the markers that are missing.
+// Pauses between tries of what has to succeed in the end.
 const (
-	markerBackoffMin = 5 * time.Millisecond
-	markerBackoffMax = 500 * time.Millisecond
+	backoffMin = 5 * time.Millisecond
+	backoffMax = 500 * time.Millisecond
 )
+
+// pause is the pause after so many tries; the end of the leadership ends it.
+func (l *ledger) pause(tries int) {
+	select {
+	case <-l.ctx.Done():
+	case <-time.After(min(backoffMin<<min(tries, 10), backoffMax)):
+	}
+}
 
 // finish writes the markers of a decision, as long as it takes, and completes the transaction.
 func (e *entry) finish(d txn.Decision) {
 	ts, ctx := e.ledger.owner, e.ledger.ctx
-	pause := func(tries int) {
-		select {
-		case <-ctx.Done():
-		case <-time.After(min(markerBackoffMin<<min(tries, 10), markerBackoffMax)):
-		}
-	}
 	left := d.Partitions
 	for tries := 0; len(left) > 0; tries++ {
 		if left = ts.markers(ctx, Ending{d, e.ledger.epoch}, left); len(left) > 0 {
-			pause(tries)
+			e.ledger.pause(tries)
 		}
 		if ctx.Err() != nil {
 			return
@@ -325,10 +325,10 @@ func (e *entry) finish(d txn.Decision) {
 			err = e.carryOut(e.held.Completed(now()))
 		}
 		e.mu.Unlock()
-		if err == nil || errors.Is(err, ErrNotCoordinator) {
+		if err == nil {
 			return
 		}
-		pause(tries)
+		e.ledger.pause(tries)
 	}
 }
 

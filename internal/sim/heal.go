@@ -4,9 +4,11 @@ import (
 	"fmt"
 
 	"github.com/varve-io/varve/internal/checker"
+	"github.com/varve-io/varve/internal/group"
 	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/tier"
 	"github.com/varve-io/varve/internal/tp"
+	"github.com/varve-io/varve/internal/txn"
 )
 
 // restMs is how long the healed cluster may take to come to rest.
@@ -90,6 +92,9 @@ func (s *sim) restless() string {
 			return fmt.Sprintf("%s: producer %d waits, tries %d", p.id, p.pid, p.tries)
 		}
 	}
+	if why := s.undecided(); why != "" {
+		return why
+	}
 	for _, id := range s.ids {
 		if why := s.unsettled(id, s.state(id)); why != "" {
 			return fmt.Sprintf("%s: %s", id, why)
@@ -122,6 +127,9 @@ func (s *sim) unsettled(id tp.Partition, p *metadata.Partition) string {
 			return fmt.Sprintf("replica %d is at %+v, high watermark %d, leader %d at %+v %s", member, o, r.p.HighWatermark(), p.Leader, lo, phase)
 		}
 	}
+	if marks, err := lead.p.Offsets(tp.NoEpoch); err != nil || marks.LastStable != end && !s.forgiven() {
+		return fmt.Sprintf("a transaction is open from %d on, the log ends at %d: %v", marks.LastStable, end, err)
+	}
 	if id.Topic != topic {
 		return "" // the cluster's own topics are not tiered
 	}
@@ -134,10 +142,56 @@ func (s *sim) unsettled(id tp.Partition, p *metadata.Partition) string {
 		return "the tier is busy"
 	}
 	remote := p.Remote.End()
+	if s.forgiven() {
+		return "" // what lies behind a transaction that hangs stays here
+	}
 	if sealed := lead.p.Log().Sealed(); len(sealed) > 0 && sealed[len(sealed)-1].End > remote {
 		return fmt.Sprintf("the tier ends at %d, the sealed log at %d", remote, sealed[len(sealed)-1].End)
 	}
 	return ""
+}
+
+// undecided says which transaction or producer of transactions is not at rest.
+func (s *sim) undecided() string {
+	if s.forgiven() {
+		return ""
+	}
+	for _, a := range s.clients.accounts {
+		for _, p := range a.processes {
+			if !p.over && (!p.ready || p.tx != nil || p.replaced()) {
+				return fmt.Sprintf("%s is not at rest: ready %v, transaction %v, paused until %d", p, p.ready, p.tx, p.until-s.begun)
+			}
+		}
+		p := a.processes[len(a.processes)-1]
+		if p.over {
+			return fmt.Sprintf("%s has no successor", p)
+		}
+		var held *txn.Held
+		if part := s.leading(transactionsOf(a.id)); part != nil && part.ledger != nil && part.ledger.ids[a.id] != nil {
+			held = &part.ledger.ids[a.id].held
+		}
+		if held == nil || held.Doubtful() || held.NextDeadline() > 0 || held.Pending() != nil {
+			return fmt.Sprintf("%s is %+v", a.id, held)
+		}
+		if a.input == nil {
+			continue
+		}
+		if part := s.leading(*a.input); part == nil || p.position < part.p.Log().Offsets().End {
+			return fmt.Sprintf("%s has got to %d", p, p.position)
+		}
+	}
+	return ""
+}
+
+// forgiven says that transactions may hang, since a history was broken by force and a decision may be lost with it.
+func (s *sim) forgiven() bool { return s.o.Transactions && s.check.Broken() }
+
+// leading is a partition at its leader, nil while that is out of service.
+func (s *sim) leading(id tp.Partition) *replica {
+	if p := s.state(id); p != nil {
+		return s.replica(id, p.Leader)
+	}
+	return nil
 }
 
 // replica is a replica that is in service.
@@ -173,9 +227,27 @@ func (s *sim) final() {
 			s.readAll(p, id, rest[0], true)
 		}
 	}
+	s.finalTransactions()
 	for _, key := range s.bucket.strays() {
 		s.check.Fail(checker.Dangling, tp.Partition{Topic: topic}, "no record knows object %s", key)
 	}
+}
+
+func (s *sim) finalTransactions() {
+	var inputs []checker.Input
+	for _, a := range s.clients.accounts {
+		if a.input == nil {
+			continue
+		}
+		in := checker.Input{Partition: *a.input}
+		s.leading(offsetsOf(a.group())).r.fetchOffset(a.group(), group.TopicPartition{Topic: in.Partition.Topic, Partition: in.Partition.Index}, func(offset int64, _ bool, err error) {
+			if in.Offset = offset; err != nil {
+				s.check.Fail(checker.Liveness, in.Partition, "group %q: %v", a.group(), err)
+			}
+		})
+		inputs = append(inputs, in)
+	}
+	s.check.TransactionsSettled(inputs)
 }
 
 // readAll reads a partition from its start to its end.

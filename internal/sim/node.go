@@ -93,6 +93,8 @@ type replica struct {
 	isrDue bool
 	end    int64 // when it was last looked at
 	held   bool
+	ledger *ledger // what is coordinated here, of a partition of the cluster's own topics
+	desk   *desk
 }
 
 const dataDir = "/d"
@@ -344,6 +346,7 @@ func (r *run) adjust(part *replica, state *metadata.Partition, v config.Values) 
 		part.held = true
 		s.after(s.between(1, 100), func() { r.restore(part, state) })
 	}
+	before, epoch := part.p.Leadership()
 	part.p.Assume(partition.Role{Leader: state.Leader, LeaderEpoch: state.LeaderEpoch, PartitionEpoch: state.PartitionEpoch, Replicas: state.Replicas, ISR: state.ISR,
 		MinISR: v.Int("min.insync.replicas")}, r.n.steady())
 	if err := part.p.SetRemote(state.Remote, state.LogStart); err != nil {
@@ -356,6 +359,12 @@ func (r *run) adjust(part *replica, state *metadata.Partition, v config.Values) 
 		part.m = nil
 	} else {
 		part.followLeader()
+	}
+	switch {
+	case leads && (before != r.n.id || epoch != state.LeaderEpoch):
+		r.elect(part)
+	case !leads && before == r.n.id:
+		part.resign()
 	}
 	if leads && (v.Bool("remote.storage.enable") || len(state.Remote) > 0) {
 		part.lead()

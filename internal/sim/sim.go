@@ -24,6 +24,7 @@ import (
 	"github.com/varve-io/varve/internal/checker"
 	"github.com/varve-io/varve/internal/config"
 	"github.com/varve-io/varve/internal/controller"
+	"github.com/varve-io/varve/internal/coordinator"
 	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/tp"
 )
@@ -35,6 +36,10 @@ type Options struct {
 	Events int
 	// Off are kinds of faults that this run leaves out, whatever the seed draws.
 	Off Fault
+	// Transactions adds the topics that keep groups and transactions, their coordinators, and clients of them.
+	Transactions bool
+	// CrashAt ends the process that comes to so many moments between two steps of transactions; 0 for none.
+	CrashAt int
 	// Bug is planted, to see whether the checks find it.
 	Bug Bug
 	// Trace keeps the history in the result.
@@ -57,7 +62,8 @@ type Result struct {
 
 // Stats count what happened, so that it can be seen whether a simulator still simulates.
 type Stats struct {
-	Acked, Refused, Read, Direct, FollowerRead, Elections, Unclean, Copied, Cleaned, Loads, Restores, Truncated, Kills, Power, Wipes, Tainted, Crippled int
+	Acked, Refused, Read, Direct, FollowerRead, Elections, Unclean, Copied, Cleaned, Loads, Restores, Truncated, Kills, Power, Wipes, Tainted, Crippled,
+	Commits, Aborts, Expired, Fenced, Markers, Copies, Hidden int
 }
 
 // event is something that happens at a time.
@@ -108,9 +114,16 @@ type sim struct {
 	topicID tp.UUID
 	touched []*run // whose replicas are to be looked at after this event
 	calm    bool   // the storm is over
+
+	producerIDs  int64 // handed out
+	transactions int   // begun
+	moments      int   // between two steps
 }
 
 const topic = "t"
+
+// ownPartitions is how many partitions each of the cluster's own topics has.
+const ownPartitions = 2
 
 // epoch0 is when simulations begin.
 const epoch0 = 1_700_000_000_000
@@ -132,9 +145,16 @@ func newSim(o Options) *sim {
 		o.Events = DefaultEvents
 	}
 	s := &sim{o: o, rng: rand.New(rand.NewPCG(o.Seed, 0x7661727665)), now: epoch0, begun: epoch0, hash: fnv.New64a(), ctx: context.Background(), check: checker.New()}
-	s.plan = draw(s.rng, o.Off)
+	s.plan = draw(s.rng, o.Off, o.Transactions)
 	for index := range s.plan.partitions {
 		s.ids = append(s.ids, tp.Partition{Topic: topic, Index: int32(index)})
+	}
+	if o.Transactions {
+		for _, own := range []string{coordinator.TransactionTopic, coordinator.Topic} {
+			for index := range ownPartitions {
+				s.ids = append(s.ids, tp.Partition{Topic: own, Index: int32(index)})
+			}
+		}
 	}
 	s.net.init(s)
 	s.bucket = newBucket(s)
@@ -227,11 +247,19 @@ func (s *sim) createTopic() {
 		s.after(50, s.createTopic)
 		return
 	}
-	reply, err := s.command(controller.CreateTopicsCommand{Topics: []controller.NewTopic{{Name: topic, Partitions: int32(s.plan.partitions), ReplicationFactor: int16(s.plan.factor), Configs: s.plan.configs}}})
+	topics := []controller.NewTopic{{Name: topic, Partitions: int32(s.plan.partitions), ReplicationFactor: int16(s.plan.factor), Configs: s.plan.configs}}
+	if s.o.Transactions {
+		for _, own := range []string{coordinator.TransactionTopic, coordinator.Topic} {
+			topics = append(topics, controller.NewTopic{Name: own, Partitions: ownPartitions, ReplicationFactor: int16(s.plan.factor), Configs: map[string]string{
+				"internal.segment.bytes": "2000", "retention.ms": "-1", "min.insync.replicas": s.plan.configs["min.insync.replicas"]}})
+		}
+	}
+	reply, err := s.command(controller.CreateTopicsCommand{Topics: topics})
 	if err == nil {
-		made := reply.([]controller.CreatedTopic)[0]
-		err = made.Err.OrNil()
-		s.topicID = made.ID
+		for _, made := range reply.([]controller.CreatedTopic) {
+			err = either(err, made.Err.OrNil())
+		}
+		s.topicID = reply.([]controller.CreatedTopic)[0].ID
 	}
 	if errors.Is(err, errNoController) || errors.Is(err, controller.ErrInvalidReplicationFactor) {
 		s.after(50, s.createTopic)
@@ -306,7 +334,8 @@ func at(ms int64) time.Time { return time.UnixMilli(ms) }
 func (s *Stats) add(o Stats) {
 	for _, x := range []struct{ to, from *int }{{&s.Acked, &o.Acked}, {&s.Refused, &o.Refused}, {&s.Read, &o.Read}, {&s.Direct, &o.Direct}, {&s.FollowerRead, &o.FollowerRead},
 		{&s.Elections, &o.Elections}, {&s.Unclean, &o.Unclean}, {&s.Copied, &o.Copied}, {&s.Cleaned, &o.Cleaned}, {&s.Loads, &o.Loads}, {&s.Restores, &o.Restores},
-		{&s.Truncated, &o.Truncated}, {&s.Kills, &o.Kills}, {&s.Power, &o.Power}, {&s.Wipes, &o.Wipes}, {&s.Tainted, &o.Tainted}, {&s.Crippled, &o.Crippled}} {
+		{&s.Truncated, &o.Truncated}, {&s.Kills, &o.Kills}, {&s.Power, &o.Power}, {&s.Wipes, &o.Wipes}, {&s.Tainted, &o.Tainted}, {&s.Crippled, &o.Crippled},
+		{&s.Commits, &o.Commits}, {&s.Aborts, &o.Aborts}, {&s.Expired, &o.Expired}, {&s.Fenced, &o.Fenced}, {&s.Markers, &o.Markers}, {&s.Copies, &o.Copies}, {&s.Hidden, &o.Hidden}} {
 		*x.to += *x.from
 	}
 }

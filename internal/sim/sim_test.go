@@ -19,12 +19,13 @@ var (
 	traceFlag  = flag.Bool("sim.trace", false, "print the history of -sim.seed")
 	eventsFlag = flag.Int("sim.events", 0, "how many events a storm has; 0 is the default")
 	offFlag    = flag.Uint("sim.off", 0, "kinds of faults to leave out, as a number")
+	txnFlag    = flag.Bool("sim.transactions", false, "with transactions")
 	bugFlag    = flag.Int("sim.bug", 0, "plant this bug")
 )
 
 // TestSeeds storms one cluster after another. What fails is shrunk and told with its history.
 func TestSeeds(t *testing.T) {
-	o := Options{Events: *eventsFlag, Off: Fault(*offFlag), Bug: Bug(*bugFlag)}
+	o := Options{Events: *eventsFlag, Off: Fault(*offFlag), Bug: Bug(*bugFlag), Transactions: *txnFlag}
 	if *seedFlag > 0 {
 		o.Seed, o.Trace = *seedFlag, *traceFlag
 		r := Run(o)

@@ -138,7 +138,7 @@ func (s *sim) spares(n *node) bool {
 				others++
 			}
 		}
-		if others == 0 && !s.chance(12) {
+		if others == 0 && (s.o.Transactions || !s.chance(12)) {
 			return false
 		}
 	}
