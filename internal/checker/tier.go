@@ -97,16 +97,17 @@ func (c *Checker) sameProducers(p tp.Partition, h *history, r, lead *Rest) {
 	for i := range lead.Producers {
 		a := &lead.Producers[i]
 		b := find(r.Producers, a.ProducerID)
-		if b != nil && b.LastOffset < 0 && a.LastOffset < lead.LogStart { // nor the last batch of one whose marker it has
-			same := *b
-			same.LastSequence, same.LastOffset = a.LastSequence, a.LastOffset
-			b = &same
-		}
 		if b == nil {
 			if known, ok := h.producers[a.ProducerID]; ok && known.lastOffset >= lead.LogStart {
 				c.Fail(Producers, p, "broker %d does not know producer %d, whose last batch ends at %d", r.Broker, a.ProducerID, known.lastOffset)
 			}
-		} else if *a != *b {
+		} else if x, y := *a, *b; x != y {
+			if min(x.LastOffset, y.LastOffset) < 0 && max(x.LastOffset, y.LastOffset) < lead.LogStart { // nor the last batch of one whose marker it has
+				x.LastSequence, x.LastOffset = y.LastSequence, y.LastOffset
+			}
+			if x == y {
+				continue
+			}
 			c.Fail(Producers, p, "broker %d has %+v, its leader %d %+v", r.Broker, *b, lead.Broker, *a)
 		}
 	}

@@ -222,7 +222,7 @@ func (s *shard) load() {
 	}
 	start := time.Now()
 	c := s.owner.config().Group
-	err := Read(s.part, func(h *recordbatch.Header, r *recordbatch.Record) {
+	_, err := Read(s.part.Log(), func(h *recordbatch.Header, r *recordbatch.Record) {
 		if h.IsControl() {
 			// A marker that cannot be read decides nothing, as when it was appended.
 			if m, err := recordbatch.ParseControl(r.Key, r.Value); err == nil && m.Type <= recordbatch.ControlCommit {

@@ -13,7 +13,6 @@ import (
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/recordbatch"
-	"github.com/varve-io/varve/internal/tp"
 )
 
 // patience is how long a request waits for a partition that is expected. A broker that has just heard of a new leader names it
@@ -253,15 +252,15 @@ func committed(limit time.Duration, w commit.Write) error {
 	return commit.Wait(context.Background(), limit, []commit.Write{w})[0]
 }
 
-// Read reads a coordinator's partition up to its end: the high watermark of a new leader may be below what its predecessor answered,
-// and all that is in its log will be committed or nothing that comes after it. use gets records with their batch, and each control
-// batch once, with its control record's key and value.
-func Read(part *partition.Partition, use func(*recordbatch.Header, *recordbatch.Record)) error {
-	marks, err := part.Offsets(tp.NoEpoch)
-	if err != nil {
-		return err
+// Read reads a coordinator's log up to its present end, which it returns: the high watermark of a new leader may be below what its predecessor
+// answered, and all that is in its log will be committed or nothing that comes after it. use gets records with their batch, and each
+// control batch once, with its control record's key and value. It does not ask who leads: a broker that is not sure for a moment reads all
+// the same, and goes on when it is.
+func Read(l *log.Log, use func(*recordbatch.Header, *recordbatch.Record)) (end int64, err error) {
+	if l == nil {
+		return -1, partition.ErrOffline
 	}
-	l := part.Log()
+	marks := l.Offsets()
 	for at := marks.LogStart; at < marks.End; {
 		view, err := l.Read(at, 4<<20, marks.End, true)
 		if err != nil {
@@ -270,13 +269,13 @@ func Read(part *partition.Partition, use func(*recordbatch.Header, *recordbatch.
 				at = out.LocalLogStart // retention moved on meanwhile
 				continue
 			}
-			return err
+			return -1, err
 		}
 		b, err := view.AppendTo(nil)
 		next := view.NextOffset
 		view.Release()
 		if err != nil {
-			return err
+			return -1, err
 		}
 		if len(b) == 0 {
 			at = max(next, at+1) // a hole that compaction left
@@ -285,25 +284,25 @@ func Read(part *partition.Partition, use func(*recordbatch.Header, *recordbatch.
 		for len(b) > 0 {
 			h, err := recordbatch.ParseHeader(b)
 			if err != nil {
-				return err
+				return -1, err
 			}
 			if err := h.Verify(b); err != nil {
-				return err
+				return -1, err
 			}
 			it, err := recordbatch.Records(b, 0)
 			if err != nil {
-				return err
+				return -1, err
 			}
 			for it.Next() {
 				use(&h, it.Record())
 			}
 			if it.Err() != nil {
-				return it.Err()
+				return -1, it.Err()
 			}
 			at, b = h.NextOffset(), b[h.Size:]
 		}
 	}
-	return nil
+	return marks.End, nil
 }
 
 // wait returns what arrives on c, or failed when ctx ends first.

@@ -114,7 +114,7 @@ func (l *ledger) close() {
 func (l *ledger) load() {
 	states := txn.States{}
 	skipped, first := 0, error(nil)
-	err := Read(l.part, func(h *recordbatch.Header, r *recordbatch.Record) {
+	end, err := Read(l.part.Log(), func(h *recordbatch.Header, r *recordbatch.Record) {
 		if h.IsControl() {
 			return
 		}
@@ -126,6 +126,9 @@ func (l *ledger) load() {
 	})
 	if skipped > 0 {
 		l.owner.log.Warn("unreadable records of transactions were skipped", "partition", l.part.ID().String(), "count", skipped, "first", first)
+	}
+	if err == nil {
+		l.settle(commit.Write{Part: l.part, Next: end, Epoch: l.epoch})
 	}
 	l.mu.Lock()
 	l.loading, l.failed = false, err
@@ -143,6 +146,17 @@ func (l *ledger) load() {
 		e.mu.Lock()
 		e.adopt(e.held.Pending())
 		e.mu.Unlock()
+	}
+}
+
+// settle waits until what was read is committed, or the leadership ends. Until then the next leader may be one that does not have it, so that
+// nothing must come of it: no marker, and no answer.
+func (l *ledger) settle(read commit.Write) {
+	for tries := 0; l.ctx.Err() == nil; tries++ {
+		if commit.Wait(l.ctx, time.Minute, []commit.Write{read})[0] == nil {
+			return
+		}
+		l.pause(tries)
 	}
 }
 

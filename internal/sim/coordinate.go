@@ -63,7 +63,7 @@ func (l *ledger) load() {
 	}
 	r, s := l.part.r, l.part.r.n.s
 	states := txn.States{}
-	err := coordinator.Read(l.part.p, func(h *recordbatch.Header, rec *recordbatch.Record) {
+	end, err := coordinator.Read(l.part.p.Log(), func(h *recordbatch.Header, rec *recordbatch.Record) {
 		if h.IsControl() {
 			return
 		}
@@ -71,11 +71,30 @@ func (l *ledger) load() {
 			s.check.Fail("settings", l.part.id, "offset %d: %v", rec.Offset, err)
 		}
 	})
-	l.loading, l.failed = false, err
-	s.note("%s: broker %d coordinates %d transactional ids: %v", l.part.id, r.n.id, len(states), err)
-	if err != nil {
+	s.note("%s: broker %d reads %d transactional ids up to %d: %v", l.part.id, r.n.id, len(states), end, err)
+	if err != nil || s.o.Bug == LoadUncommitted {
+		l.loaded(states, err)
 		return
 	}
+	l.settle(states, commit.Write{Next: end, Epoch: l.epoch}, 0)
+}
+
+// settle is coordinator.ledger.settle.
+func (l *ledger) settle(states txn.States, read commit.Write, tries int) {
+	l.part.whenCommitted(read, func(err error) {
+		switch {
+		case l.stopped():
+		case err == nil:
+			l.loaded(states, nil)
+		default:
+			l.part.r.n.s.after(pause(tries), func() { l.settle(states, read, tries+1) })
+		}
+	})
+}
+
+func (l *ledger) loaded(states txn.States, err error) {
+	s := l.part.r.n.s
+	l.loading, l.failed = false, err
 	for _, id := range slices.Sorted(maps.Keys(states)) {
 		e := l.host(states[id])
 		if end := e.held.Pending(); s.o.Bug == ForgetDecisions {

@@ -34,7 +34,7 @@ func (d *desk) load() {
 		return
 	}
 	s := d.part.r.n.s
-	err := coordinator.Read(d.part.p, func(h *recordbatch.Header, rec *recordbatch.Record) {
+	_, err := coordinator.Read(d.part.p.Log(), func(h *recordbatch.Header, rec *recordbatch.Record) {
 		if h.IsControl() {
 			if m, err := recordbatch.ParseControl(rec.Key, rec.Value); err == nil {
 				d.apply(h.ProducerID, m.Type == recordbatch.ControlCommit || s.o.Bug == ApplyAborted)
