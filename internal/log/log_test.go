@@ -588,6 +588,35 @@ func TestUploadRanges(t *testing.T) {
 	}
 }
 
+// A power cut may take a snapshot whose segment it spares. What producers wrote must outlive the segments before it all the same.
+func TestDeletedSegmentsLeaveTheirProducers(t *testing.T) {
+	for _, lost := range []string{"gone", "torn"} {
+		r := newRig(t, func(c *Config) { c.SegmentBytes = 400 })
+		raw := records(t, 2, r.now, func(b *recordbatch.Builder) { b.ProducerID, b.ProducerEpoch, b.BaseSequence = 5, 1, 0 })
+		_, err := r.AppendAsLeader(AppendRequest{Records: raw, LeaderEpoch: 3, Now: time.UnixMilli(r.now)})
+		r.must(err)
+		for len(r.Sealed()) == 0 {
+			r.add(1)
+		}
+		base := r.Offsets().ActiveBase
+		snapshot := r.path(base, segment.SnapshotSuffix)
+		r.must(r.Close())
+		if r.must(r.fs.Remove(snapshot)); lost == "torn" {
+			r.must(writeSnapshot(r.fs, snapshot, make([]byte, 10), false))
+		}
+		r.open(false, base, 0)
+		r.SetHighWatermark(math.MaxInt64)
+		r.must(r.AdvanceLogStart(base))
+		if o := r.Offsets(); o.LocalLogStart != base || len(r.Sealed()) > 0 {
+			t.Fatalf("%s: %+v", lost, o)
+		}
+		r.open(false, base, base)
+		if ps := r.Producers(time.UnixMilli(r.now)); len(ps) != 1 || ps[0].ProducerID != 5 || ps[0].LastSequence != 1 {
+			t.Errorf("%s: producers %+v", lost, ps)
+		}
+	}
+}
+
 func TestFullDiskAndFailedWrites(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.SegmentBytes = 400 })
 	r.add(1)
