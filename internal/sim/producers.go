@@ -473,8 +473,9 @@ func refusal(err error) error {
 func (p *process) commitOffset() {
 	tx := p.tx
 	in := coordinator.InTxn{ProducerID: p.pid, Epoch: p.epoch, Checked: p.a.v2}
+	o := group.Offset{Offset: tx.next, LeaderEpoch: -1, Metadata: fmt.Sprint("transaction ", tx.number), ExpiresAt: -1}
 	p.ask(offsetsOf(p.a.group()), 0, func(r *run, gone func() bool, answer func(any, error)) {
-		r.commitOffset(p.a, in, group.Offset{Offset: tx.next, LeaderEpoch: -1, Metadata: fmt.Sprint("transaction ", tx.number), ExpiresAt: -1}, gone, func(err error) { answer(nil, err) })
+		r.commitOffset(p.a, in, o, gone, func(err error) { answer(nil, err) })
 	}, func(_ any, err error) {
 		switch {
 		case errors.Is(err, txn.ErrProducerFenced), errors.Is(err, txn.ErrInvalidMapping), errors.Is(err, producerstate.ErrInvalidProducerEpoch):
