@@ -617,6 +617,24 @@ func TestDeletedSegmentsLeaveTheirProducers(t *testing.T) {
 	}
 }
 
+// A log start that moved, but for the lineage, is the one that readers and the last stable offset go by.
+func TestLogStartMovesOnAFullDisk(t *testing.T) {
+	r := newRig(t, nil)
+	open := records(t, 1, r.now, func(b *recordbatch.Builder) {
+		b.ProducerID, b.ProducerEpoch, b.BaseSequence, b.Transactional = 5, 1, 0, true
+	})
+	_, err := r.AppendAsLeader(AppendRequest{Records: open, LeaderEpoch: 2, Now: time.UnixMilli(r.now)})
+	r.must(err)
+	r.add(3) // in the next leader epoch
+	r.fs.Inject(vfs.Fault{Op: vfs.OpWrite, Path: epochFile, Err: syscall.ENOSPC})
+	if err := r.AdvanceLogStart(2); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	if first, ok := r.FirstUnstable(4); !ok || first != r.Offsets().LogStart {
+		t.Errorf("first unstable offset %d %v, log start %d", first, ok, r.Offsets().LogStart)
+	}
+}
+
 func TestFullDiskAndFailedWrites(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.SegmentBytes = 400 })
 	r.add(1)

@@ -77,12 +77,11 @@ func (l *Log) AdvanceLogStart(to int64) error {
 func (l *Log) raiseLogStartLocked(to int64) error {
 	l.logStart = to
 	l.producers.TruncateBefore(to)
-	if l.epochs.TruncateFromStart(to) {
-		if err := l.writeEpochsLocked(); err != nil {
-			return err
-		}
+	cut := l.epochs.TruncateFromStart(to)
+	l.publishLocked() // before what may fail: a lineage that begins too early does no harm, a log start that readers do not know of does
+	if cut {
+		return l.writeEpochsLocked()
 	}
-	l.publishLocked()
 	return nil
 }
 
