@@ -262,7 +262,7 @@ func (a *API) commitInTxn(ctx context.Context, req *kmsg.TxnOffsetCommitRequest,
 	if req.Version < 3 {
 		by.Generation = -1
 	}
-	return a.Groups.CommitInTxn(req.Group, by, coordinator.InTxn{ProducerID: req.ProducerID, Epoch: req.ProducerEpoch, Checked: inTxn || req.Version >= 5, ConfirmedAt: at}, commits)
+	return a.Groups.CommitInTxn(req.Group, by, coordinator.InTxn{ProducerID: req.ProducerID, Epoch: req.ProducerEpoch, Checked: req.Version >= 5, ConfirmedAt: at}, commits)
 }
 
 // writeTxnMarkers serves WriteTxnMarkers, of transaction coordinators and of tools that end hanging transactions (KIP-664).
@@ -368,9 +368,11 @@ func (a *API) listTransactions(_ context.Context, c *call, req *kmsg.ListTransac
 	return resp
 }
 
-// confirmed is what the coordinator said of the transactions of batches, by partition: why one must not be appended, or where the log
-// ended before it was asked. In version 2 a marker raises the epoch, which keeps late batches out without that.
-type confirmed map[tp.Partition]struct {
+// confirmed is what is known of the transactions of batches, by partition: why one must not be appended, or where the log ended when its
+// transaction was open, or before the coordinator was asked. In version 2 a marker raises the epoch, which keeps late batches out without that.
+type confirmed map[tp.Partition]confirmation
+
+type confirmation struct {
 	err error
 	at  int64
 	v2  bool
@@ -385,7 +387,7 @@ func (a *API) confirm(req *kmsg.ProduceRequest, names []string) confirmed {
 	var producerID int64
 	var epoch int16
 	var partitions []tp.Partition
-	var ends []int64
+	out := confirmed{}
 	for i := range req.Topics {
 		for j := range req.Topics[i].Partitions {
 			rp := &req.Topics[i].Partitions[j]
@@ -397,26 +399,27 @@ func (a *API) confirm(req *kmsg.ProduceRequest, names []string) confirmed {
 			if err != nil {
 				continue
 			}
-			if end, open := p.TxnState(h.ProducerID, h.ProducerEpoch); !open {
+			end, open := p.TxnState(h.ProducerID, h.ProducerEpoch)
+			if !open {
 				producerID, epoch = h.ProducerID, h.ProducerEpoch
-				partitions, ends = append(partitions, p.ID()), append(ends, end)
+				partitions = append(partitions, p.ID())
 			}
+			out[p.ID()] = confirmation{at: end, v2: req.Version >= 12}
 		}
 	}
 	if len(partitions) == 0 {
-		return nil
+		return out
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), confirmPatience)
 	defer cancel()
 	errs, err := a.Enlist(ctx, *req.TransactionID, producerID, epoch, partitions, req.Version >= 12)
-	out := confirmed{}
 	for i, id := range partitions {
 		why := err
 		if why == nil {
 			why = errs[i]
 		}
 		c := out[id]
-		c.err, c.at, c.v2 = refusal(why, req.Version), ends[i], req.Version >= 12
+		c.err = refusal(why, req.Version)
 		out[id] = c
 	}
 	return out

@@ -23,6 +23,7 @@ const (
 	MarkEarly             // markers are sent before the decision is committed
 	CompleteEarly         // a transaction is complete before all markers are written
 	NoVerification        // a partition does not ask whether a batch's transaction has it
+	TrustOpen             // a batch is appended though its transaction has ended since it was looked at
 	AnyCoordinator        // markers of an older coordinator are taken
 	ApplyAborted          // offsets of an aborted transaction count
 	ReadUndecided         // read_committed is answered up to the high watermark
@@ -37,7 +38,7 @@ const (
 func (b Bug) String() string {
 	names := []string{"none", "no divergence", "upload uncommitted", "delete early", "retain untiered", "forget producers", "forget epochs", "fake followed",
 		"no checkpoint", "keep in ISR", "no restore", "ack early", "leave objects", "mark early",
-		"complete early", "no verification", "any coordinator", "apply aborted", "read undecided", "read pending", "trust refusals", "give up doubt", "load uncommitted", "forget decisions"}
+		"complete early", "no verification", "trust open", "any coordinator", "apply aborted", "read undecided", "read pending", "trust refusals", "give up doubt", "load uncommitted", "forget decisions"}
 	if b < 0 || int(b) >= len(names) {
 		return fmt.Sprint(int(b))
 	}

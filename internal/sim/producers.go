@@ -38,6 +38,7 @@ type process struct {
 	epoch    int16
 	seq      map[tp.Partition]int32 // next, of the present epoch
 	position int64                  // of the input, -1 unknown
+	seek     bool                   // the position is not there any more
 	tx       *transaction           // under way
 	ready    bool                   // has its producer id
 	over     bool                   // has ended
@@ -136,7 +137,7 @@ func (p *process) replace() {
 // ask asks the broker that leads a partition, again and again until there is an answer that says more than "not now", or patience has come
 // to its end: so many tries, 0 for no limit. In version 1, where nothing else keeps an old request from a new transaction, what the client has
 // given up does not arrive: its connection is closed.
-func (p *process) ask(leader tp.Partition, patience int, do func(r *run, gone func() bool, answer func(reply any, err error)), then func(reply any, err error)) {
+func (p *process) ask(leader tp.Partition, patience int, do func(r *run, answer func(reply any, err error)), then func(reply any, err error)) {
 	s := p.a.s
 	again := func(err error) {
 		if patience == 1 {
@@ -151,12 +152,11 @@ func (p *process) ask(leader tp.Partition, patience int, do func(r *run, gone fu
 		return
 	}
 	given := false
-	gone := func() bool { return given && !p.a.v2 }
 	s.net.call(0, n.id, 1500, func(answer func(func())) {
-		if n.run == nil || gone() {
+		if n.run == nil || given && !p.a.v2 {
 			return
 		}
-		do(n.run, gone, func(reply any, err error) {
+		do(n.run, func(reply any, err error) {
 			answer(func() {
 				p.now(func() {
 					if final(err) {
@@ -191,7 +191,7 @@ func final(err error) bool {
 
 // transact asks the coordinator of the transactional id.
 func (p *process) transact(create bool, request func(t txn.Transaction, now int64) txn.Step, then func(step txn.Step, err error)) {
-	p.ask(transactionsOf(p.a.id), 0, func(r *run, _ func() bool, answer func(any, error)) {
+	p.ask(transactionsOf(p.a.id), 0, func(r *run, answer func(any, error)) {
 		r.transact(p.a.id, create, func(t txn.Transaction) txn.Step { return request(t, r.n.wall()) }, func(step txn.Step, err error) { answer(step, either(err, step.Err)) })
 	}, func(reply any, err error) {
 		step, _ := reply.(txn.Step)
@@ -234,7 +234,7 @@ func (p *process) locate(then func()) {
 		then()
 		return
 	}
-	p.ask(offsetsOf(p.a.group()), 0, func(r *run, _ func() bool, answer func(any, error)) {
+	p.ask(offsetsOf(p.a.group()), 0, func(r *run, answer func(any, error)) {
 		r.fetchOffset(p.a.group(), group.TopicPartition{Topic: p.a.input.Topic, Partition: p.a.input.Index}, func(offset int64, unstable bool, err error) {
 			if err == nil && unstable && p.a.s.o.Bug != ReadPending {
 				err = errUnstable
@@ -277,10 +277,14 @@ func (p *process) rest() {
 
 func (p *process) replaced() bool { return p.a.processes[len(p.a.processes)-1] != p }
 
-// read reads the input. Each record that is shown becomes one of the output.
+// read reads the input. Each record that is shown becomes one of the output. A position that was deleted is left for the log start, but never
+// for one below it: a new leader may have lost its word on where the log starts.
 func (p *process) read() {
 	s := p.a.s
 	c := &consumer{s: s, id: *p.a.input, offset: p.position, committed: true, keep: true}
+	if p.seek {
+		c.offset = -1
+	}
 	n := s.node(s.leader(c.id))
 	if n == nil {
 		p.rest()
@@ -308,7 +312,7 @@ func (p *process) read() {
 					todo[at].values = append(todo[at].values, fmt.Sprintf(" of %s@%d", *p.a.input, offset))
 				}
 				if len(todo) == 0 {
-					p.position = next
+					p.position, p.seek = max(p.position, next), next < 0
 					p.rest()
 					return
 				}
@@ -350,7 +354,7 @@ func (p *process) enter(id tp.Partition, then func()) {
 		return
 	}
 	pid, epoch := p.pid, p.epoch
-	p.ask(transactionsOf(p.a.id), 0, func(r *run, _ func() bool, answer func(any, error)) {
+	p.ask(transactionsOf(p.a.id), 0, func(r *run, answer func(any, error)) {
 		r.addToTxn(p.a.id, pid, epoch, id, false, func(err error) { answer(nil, err) })
 	}, func(_ any, err error) {
 		switch {
@@ -387,8 +391,8 @@ func (p *process) produce(w toWrite) {
 	if !s.calm && s.chance(4) {
 		patience = int(s.between(1, 4))
 	}
-	p.ask(w.to, patience, func(r *run, gone func() bool, answer func(any, error)) {
-		r.appendInTxn(p.a, w.to, slices.Clone(raw), gone, func(err error) { answer(nil, err) })
+	p.ask(w.to, patience, func(r *run, answer func(any, error)) {
+		r.appendInTxn(p.a, w.to, slices.Clone(raw), func(err error) { answer(nil, err) })
 	}, func(_ any, err error) {
 		if err != nil {
 			s.note("%s: transaction %d: %v", p, tx.number, err)
@@ -404,7 +408,7 @@ func (p *process) produce(w toWrite) {
 }
 
 // appendInTxn is kafkaapi's Produce of a transactional batch: confirm, then append.
-func (r *run) appendInTxn(a *account, id tp.Partition, raw []byte, gone func() bool, answer func(error)) {
+func (r *run) appendInTxn(a *account, id tp.Partition, raw []byte, answer func(error)) {
 	s := r.n.s
 	part := r.parts[s.slot(id)]
 	if part == nil {
@@ -417,8 +421,10 @@ func (r *run) appendInTxn(a *account, id tp.Partition, raw []byte, gone func() b
 		return
 	}
 	w := partition.Write{Records: raw, AllReplicas: true}
+	end, open := part.p.TxnState(h.ProducerID, h.ProducerEpoch)
+	w.Confirmed, w.ConfirmedAt = !a.v2 && s.o.Bug != TrustOpen, end
 	write := func() {
-		if gone() || !part.here() {
+		if !part.here() {
 			return
 		}
 		w.Now = at(r.n.wall())
@@ -434,7 +440,6 @@ func (r *run) appendInTxn(a *account, id tp.Partition, raw []byte, gone func() b
 		}
 		part.whenCommitted(commit.Write{Next: res.LastOffset + 1, Epoch: res.Epoch}, answer)
 	}
-	end, open := part.p.TxnState(h.ProducerID, h.ProducerEpoch)
 	if open || s.o.Bug == NoVerification {
 		s.after(s.aside(), func() { // as long as other partitions of the request have to be asked for
 			if r.alive() {
@@ -448,7 +453,6 @@ func (r *run) appendInTxn(a *account, id tp.Partition, raw []byte, gone func() b
 			answer(refusal(err))
 			return
 		}
-		w.Confirmed, w.ConfirmedAt = !a.v2, end
 		write()
 	})
 }
@@ -474,8 +478,8 @@ func (p *process) commitOffset() {
 	tx := p.tx
 	in := coordinator.InTxn{ProducerID: p.pid, Epoch: p.epoch, Checked: p.a.v2}
 	o := group.Offset{Offset: tx.next, LeaderEpoch: -1, Metadata: fmt.Sprint("transaction ", tx.number), ExpiresAt: -1}
-	p.ask(offsetsOf(p.a.group()), 0, func(r *run, gone func() bool, answer func(any, error)) {
-		r.commitOffset(p.a, in, o, gone, func(err error) { answer(nil, err) })
+	p.ask(offsetsOf(p.a.group()), 0, func(r *run, answer func(any, error)) {
+		r.commitOffset(p.a, in, o, func(err error) { answer(nil, err) })
 	}, func(_ any, err error) {
 		switch {
 		case errors.Is(err, txn.ErrProducerFenced), errors.Is(err, txn.ErrInvalidMapping), errors.Is(err, producerstate.ErrInvalidProducerEpoch):
@@ -491,7 +495,7 @@ func (p *process) commitOffset() {
 }
 
 // commitOffset is kafkaapi's TxnOffsetCommit.
-func (r *run) commitOffset(a *account, in coordinator.InTxn, o group.Offset, gone func() bool, answer func(error)) {
+func (r *run) commitOffset(a *account, in coordinator.InTxn, o group.Offset, answer func(error)) {
 	id := offsetsOf(a.group())
 	part := r.parts[r.n.s.slot(id)]
 	if part == nil {
@@ -499,14 +503,11 @@ func (r *run) commitOffset(a *account, in coordinator.InTxn, o group.Offset, gon
 		return
 	}
 	write := func() {
-		if !gone() {
-			r.commitInTxn(a.group(), in, group.TopicPartition{Topic: a.input.Topic, Partition: a.input.Index}, o, answer)
-		}
+		r.commitInTxn(a.group(), in, group.TopicPartition{Topic: a.input.Topic, Partition: a.input.Index}, o, answer)
 	}
 	end, open := part.p.TxnState(in.ProducerID, in.Epoch)
 	in.ConfirmedAt = end
 	if open {
-		in.Checked = true
 		write()
 		return
 	}
