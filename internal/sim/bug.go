@@ -27,7 +27,6 @@ const (
 	AnyCoordinator        // markers of an older coordinator are taken
 	ApplyAborted          // offsets of an aborted transaction count
 	ReadUndecided         // read_committed is answered up to the high watermark
-	ReadPending           // a group's offset is told while a transaction may change it
 	TrustRefusals         // a marker that is refused since it is there counts before it is committed
 	GiveUpDoubt           // a coordinator that could not lead for a moment never learns what became of its writes
 	LoadUncommitted       // a new coordinator acts on what it read before that is committed
@@ -38,7 +37,7 @@ const (
 func (b Bug) String() string {
 	names := []string{"none", "no divergence", "upload uncommitted", "delete early", "retain untiered", "forget producers", "forget epochs", "fake followed",
 		"no checkpoint", "keep in ISR", "no restore", "ack early", "leave objects", "mark early",
-		"complete early", "no verification", "trust open", "any coordinator", "apply aborted", "read undecided", "read pending", "trust refusals", "give up doubt", "load uncommitted", "forget decisions"}
+		"complete early", "no verification", "trust open", "any coordinator", "apply aborted", "read undecided", "trust refusals", "give up doubt", "load uncommitted", "forget decisions"}
 	if b < 0 || int(b) >= len(names) {
 		return fmt.Sprint(int(b))
 	}

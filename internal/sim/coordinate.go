@@ -291,7 +291,7 @@ func (e *entry) finish(d txn.Decision, left []tp.Partition, tries int) {
 				rest = nil
 			}
 			switch {
-			case waiting > 0 || e.l.stopped():
+			case r.moment("after a marker is answered") || waiting > 0 || e.l.stopped():
 			case len(rest) == 0:
 				e.complete(0)
 			default:
@@ -299,8 +299,14 @@ func (e *entry) finish(d txn.Decision, left []tp.Partition, tries int) {
 			}
 		})
 	}
+	s.after(s.between(1, 5), func() {
+		if r.alive() {
+			r.moment("while markers are under way")
+		}
+	})
 }
 
+// pause is coordinator.ledger.pause, in ms.
 func pause(tries int) int64 { return min(int64(5)<<min(tries, 10), 500) }
 
 func (e *entry) complete(tries int) {
@@ -331,9 +337,11 @@ func (r *run) sendMarker(e coordinator.Ending, id tp.Partition, leader int32, do
 	}
 	gone := false
 	s.net.call(r.n.id, leader, 1200, func(answer func(func())) {
-		if to.run != nil && (e.V2 || !gone) {
-			to.run.mark(e, id, func(err error) { answer(func() { here(err) }) })
-		}
+		s.after(s.aside(), func() {
+			if to.run != nil && (e.V2 || !gone) {
+				to.run.mark(e, id, func(err error) { answer(func() { here(err) }) })
+			}
+		})
 	}, func() {
 		gone = r.alive()
 		here(errLost)

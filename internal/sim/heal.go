@@ -92,20 +92,24 @@ func (s *sim) restless() string {
 			return fmt.Sprintf("%s: producer %d waits, tries %d", p.id, p.pid, p.tries)
 		}
 	}
-	if why := s.undecided(); why != "" {
-		return why
-	}
 	for _, id := range s.ids {
 		if why := s.unsettled(id, s.state(id)); why != "" {
 			return fmt.Sprintf("%s: %s", id, why)
 		}
 	}
-	return ""
+	return s.undecided()
 }
 
 func (s *sim) unsettled(id tp.Partition, p *metadata.Partition) string {
 	if p.Leader < 0 || len(p.ISR) != len(p.Replicas) || len(p.Adding)+len(p.Removing) > 0 {
-		return fmt.Sprintf("leader %d, ISR %v of %v (+%v -%v)", p.Leader, p.ISR, p.Replicas, p.Adding, p.Removing)
+		what := ""
+		for _, member := range p.Replicas {
+			if r := s.replica(id, member); r != nil && r.m != nil {
+				phase, err := r.m.machine.Phase()
+				what += fmt.Sprintf("; %d at %d: %v %v", member, r.p.Log().Offsets().End, phase, err)
+			}
+		}
+		return fmt.Sprintf("leader %d, ISR %v of %v (+%v -%v)%s", p.Leader, p.ISR, p.Replicas, p.Adding, p.Removing, what)
 	}
 	lead := s.replica(id, p.Leader)
 	if lead == nil {
@@ -176,6 +180,9 @@ func (s *sim) undecided() string {
 		if a.input == nil {
 			continue
 		}
+		if part := s.leading(offsetsOf(a.group())); part == nil || part.desk == nil || part.desk.loading {
+			return fmt.Sprintf("group %q is loading", a.group())
+		}
 		if part := s.leading(*a.input); part == nil || p.position < part.p.Log().Offsets().End {
 			return fmt.Sprintf("%s has got to %d", p, p.position)
 		}
@@ -234,6 +241,9 @@ func (s *sim) final() {
 }
 
 func (s *sim) finalTransactions() {
+	if s.forgiven() {
+		return
+	}
 	var inputs []checker.Input
 	for _, a := range s.clients.accounts {
 		if a.input == nil {

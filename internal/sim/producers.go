@@ -236,7 +236,7 @@ func (p *process) locate(then func()) {
 	}
 	p.ask(offsetsOf(p.a.group()), 0, func(r *run, answer func(any, error)) {
 		r.fetchOffset(p.a.group(), group.TopicPartition{Topic: p.a.input.Topic, Partition: p.a.input.Index}, func(offset int64, unstable bool, err error) {
-			if err == nil && unstable && p.a.s.o.Bug != ReadPending {
+			if err == nil && unstable {
 				err = errUnstable
 			}
 			answer(offset, err)
@@ -462,7 +462,7 @@ func (s *sim) aside() int64 {
 	if s.calm || !s.chance(10) {
 		return 0
 	}
-	return s.between(1, 2000)
+	return s.between(1, 3000)
 }
 
 // refusal is kafkaapi's.
