@@ -248,7 +248,11 @@ func (r *run) settleWaits() {
 
 // follow makes the partitions what an image says, in the order of broker.follow.
 func (r *run) follow(img *metadata.Image) {
-	if me, ok := img.Brokers[r.n.id]; !ok || me.Incarnation != r.incarnation || img == r.img {
+	me, ok := img.Brokers[r.n.id]
+	if ok && me.Incarnation != r.incarnation && r.epoch >= 0 && me.Epoch > r.epoch && r.img.Index == 0 {
+		r.register() // a registration of the run before came late
+	}
+	if !ok || me.Incarnation != r.incarnation || img == r.img {
 		return // it has not joined yet
 	}
 	defer r.n.s.touch(r)
