@@ -29,7 +29,6 @@ const (
 	ReadUndecided         // read_committed is answered up to the high watermark
 	TrustRefusals         // a marker that is refused since it is there counts before it is committed
 	GiveUpDoubt           // a coordinator that could not lead for a moment never learns what became of its writes
-	LoadUncommitted       // a new coordinator acts on what it read before that is committed
 	ForgetDecisions       // a new coordinator does not go on with what was decided
 )
 
@@ -37,7 +36,7 @@ const (
 func (b Bug) String() string {
 	names := []string{"none", "no divergence", "upload uncommitted", "delete early", "retain untiered", "forget producers", "forget epochs", "fake followed",
 		"no checkpoint", "keep in ISR", "no restore", "ack early", "leave objects", "mark early",
-		"complete early", "no verification", "trust open", "any coordinator", "apply aborted", "read undecided", "trust refusals", "give up doubt", "load uncommitted", "forget decisions"}
+		"complete early", "no verification", "trust open", "any coordinator", "apply aborted", "read undecided", "trust refusals", "give up doubt", "forget decisions"}
 	if b < 0 || int(b) >= len(names) {
 		return fmt.Sprint(int(b))
 	}

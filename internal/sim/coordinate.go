@@ -72,7 +72,7 @@ func (l *ledger) load() {
 		}
 	})
 	s.note("%s: broker %d reads %d transactional ids up to %d: %v", l.part.id, r.n.id, len(states), end, err)
-	if err != nil || s.o.Bug == LoadUncommitted {
+	if err != nil {
 		l.loaded(states, err)
 		return
 	}

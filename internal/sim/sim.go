@@ -63,7 +63,7 @@ type Result struct {
 // Stats count what happened, so that it can be seen whether a simulator still simulates.
 type Stats struct {
 	Acked, Refused, Read, Direct, FollowerRead, Elections, Unclean, Copied, Cleaned, Loads, Restores, Truncated, Kills, Power, Wipes, Tainted, Crippled,
-	Commits, Aborts, Expired, Fenced, Markers, Copies, Hidden int
+	Commits, Aborts, Expired, Fenced, Markers, Hidden int
 }
 
 // event is something that happens at a time.
@@ -335,7 +335,7 @@ func (s *Stats) add(o Stats) {
 	for _, x := range []struct{ to, from *int }{{&s.Acked, &o.Acked}, {&s.Refused, &o.Refused}, {&s.Read, &o.Read}, {&s.Direct, &o.Direct}, {&s.FollowerRead, &o.FollowerRead},
 		{&s.Elections, &o.Elections}, {&s.Unclean, &o.Unclean}, {&s.Copied, &o.Copied}, {&s.Cleaned, &o.Cleaned}, {&s.Loads, &o.Loads}, {&s.Restores, &o.Restores},
 		{&s.Truncated, &o.Truncated}, {&s.Kills, &o.Kills}, {&s.Power, &o.Power}, {&s.Wipes, &o.Wipes}, {&s.Tainted, &o.Tainted}, {&s.Crippled, &o.Crippled},
-		{&s.Commits, &o.Commits}, {&s.Aborts, &o.Aborts}, {&s.Expired, &o.Expired}, {&s.Fenced, &o.Fenced}, {&s.Markers, &o.Markers}, {&s.Copies, &o.Copies}, {&s.Hidden, &o.Hidden}} {
+		{&s.Commits, &o.Commits}, {&s.Aborts, &o.Aborts}, {&s.Expired, &o.Expired}, {&s.Fenced, &o.Fenced}, {&s.Markers, &o.Markers}, {&s.Hidden, &o.Hidden}} {
 		*x.to += *x.from
 	}
 }

@@ -13,21 +13,21 @@ import (
 )
 
 var (
-	seedsFlag  = flag.Int("sim.seeds", 300, "how many seeds to simulate")
+	seedsFlag  = flag.Int("sim.seeds", 200, "how many seeds to simulate, and half as many with transactions")
 	fromFlag   = flag.Uint64("sim.from", 1, "the first seed")
 	seedFlag   = flag.Uint64("sim.seed", 0, "simulate this seed alone")
 	traceFlag  = flag.Bool("sim.trace", false, "print the history of -sim.seed")
 	eventsFlag = flag.Int("sim.events", 0, "how many events a storm has; 0 is the default")
 	offFlag    = flag.Uint("sim.off", 0, "kinds of faults to leave out, as a number")
-	txnFlag    = flag.Bool("sim.transactions", false, "with transactions")
+	txnFlag    = flag.Bool("sim.transactions", false, "with -sim.seed: with transactions")
 	bugFlag    = flag.Int("sim.bug", 0, "plant this bug")
 )
 
 // TestSeeds storms one cluster after another. What fails is shrunk and told with its history.
 func TestSeeds(t *testing.T) {
-	o := Options{Events: *eventsFlag, Off: Fault(*offFlag), Bug: Bug(*bugFlag), Transactions: *txnFlag}
+	o := Options{Events: *eventsFlag, Off: Fault(*offFlag), Bug: Bug(*bugFlag)}
 	if *seedFlag > 0 {
-		o.Seed, o.Trace = *seedFlag, *traceFlag
+		o.Seed, o.Trace, o.Transactions = *seedFlag, *traceFlag, *txnFlag
 		r := Run(o)
 		t.Log(strings.Join(r.Trace, "\n"))
 		t.Logf("faults %s, %d events, %d ms, hash %x, %+v", r.Faults, r.Events, r.Millis, r.Hash, r.Stats)
@@ -40,8 +40,58 @@ func TestSeeds(t *testing.T) {
 	if testing.Short() {
 		n = min(n, 60)
 	}
+	sum := storm(t, o, n)
+	if n >= 200 && o == (Options{}) {
+		// A simulator that does not simulate finds nothing.
+		enough(t, map[string]int{"acknowledgements": sum.Acked, "reads": sum.Read, "direct reads": sum.Direct, "reads from followers": sum.FollowerRead, "uploads": sum.Copied,
+			"deletions": sum.Cleaned, "starts from the tier": sum.Loads, "restores": sum.Restores, "truncations": sum.Truncated, "power cuts": sum.Power, "wipes": sum.Wipes, "unclean elections": sum.Unclean})
+	}
+}
+
+// TestTransactions storms clusters that coordinate transactions.
+func TestTransactions(t *testing.T) {
+	o := Options{Events: *eventsFlag, Off: Fault(*offFlag), Bug: Bug(*bugFlag), Transactions: true}
+	n := *seedsFlag / 2
+	if testing.Short() {
+		n = min(n, 30)
+	}
+	sum := storm(t, o, n)
+	if n >= 100 && o == (Options{Transactions: true}) {
+		enough(t, map[string]int{"commits": sum.Commits, "aborts": sum.Aborts, "timeouts": sum.Expired, "fenced producers": sum.Fenced, "markers": sum.Markers,
+			"records that read_committed leaves out": sum.Hidden, "direct reads": sum.Direct, "power cuts": sum.Power})
+	}
+}
+
+// TestCrashBetweenSteps ends the process that comes to the first moment between two steps of a transaction, then, in a run of its own, the
+// second, and so on; nothing else goes wrong.
+func TestCrashBetweenSteps(t *testing.T) {
+	for _, seed := range []uint64{5, 12} { // of two and of three replicas, and clients of both versions
+		each(max(60, *seedsFlag/5), 1, func(moment uint64) bool {
+			r := Run(Options{Seed: seed, Transactions: true, Off: allFaults, CrashAt: int(moment), Events: 1500})
+			if r.Err != nil {
+				t.Errorf("seed %d, moment %d: %v", seed, moment, r.Err)
+			}
+			if moment <= 60 && r.Stats.Kills+r.Stats.Power == 0 {
+				t.Errorf("seed %d: there are less than %d moments", seed, moment)
+			}
+			return true
+		})
+	}
+}
+
+func enough(t *testing.T, counts map[string]int) {
+	t.Helper()
+	for name, count := range counts {
+		if count < 10 {
+			t.Errorf("only %d %s", count, name)
+		}
+	}
+}
+
+// storm runs n seeds.
+func storm(t *testing.T, o Options, n int) (sum Stats) {
+	t.Helper()
 	var mu sync.Mutex
-	var sum Stats
 	failed := 0
 	each(n, *fromFlag, func(seed uint64) bool {
 		o := o
@@ -60,20 +110,12 @@ func TestSeeds(t *testing.T) {
 		}
 		small, r := Shrink(o)
 		trace := r.Trace[max(0, len(r.Trace)-60):]
-		t.Errorf("seed %d: %v\nfaults %s, %d events; the end of its history:\n%s\nagain: go test ./internal/sim -run TestSeeds -sim.seed %d -sim.events %d -sim.off %d -sim.trace -v", seed, r.Err, r.Faults,
-			small.Events, strings.Join(trace, "\n"), seed, small.Events, uint32(small.Off))
+		t.Errorf("seed %d: %v\nfaults %s, %d events; the end of its history:\n%s\nagain: go test ./internal/sim -run TestSeeds -sim.seed %d -sim.transactions=%v -sim.events %d -sim.off %d -sim.trace -v", seed, r.Err, r.Faults,
+			small.Events, strings.Join(trace, "\n"), seed, small.Transactions, small.Events, uint32(small.Off))
 		return true
 	})
 	t.Logf("%d seeds, %d failed: %+v", n, failed, sum)
-	if n >= 200 && o == (Options{}) {
-		// A simulator that does not simulate finds nothing.
-		for name, count := range map[string]int{"acknowledgements": sum.Acked, "reads": sum.Read, "direct reads": sum.Direct, "reads from followers": sum.FollowerRead, "uploads": sum.Copied,
-			"deletions": sum.Cleaned, "starts from the tier": sum.Loads, "restores": sum.Restores, "truncations": sum.Truncated, "power cuts": sum.Power, "wipes": sum.Wipes, "unclean elections": sum.Unclean} {
-			if count < 10 {
-				t.Errorf("only %d %s", count, name)
-			}
-		}
-	}
+	return sum
 }
 
 // each runs do for n seeds, on all processors, until it returns false.
@@ -134,7 +176,7 @@ func TestRegressions(t *testing.T) {
 // TestSameSeedSameHistory: what cannot be repeated cannot be mended.
 func TestSameSeedSameHistory(t *testing.T) {
 	for seed := uint64(1); seed <= 12; seed++ {
-		a, b := Run(Options{Seed: seed}), Run(Options{Seed: seed, Trace: true})
+		a, b := Run(Options{Seed: seed, Transactions: seed%2 == 0}), Run(Options{Seed: seed, Transactions: seed%2 == 0, Trace: true})
 		if a.Hash != b.Hash || a.Events != b.Events || fmt.Sprint(a.Stats) != fmt.Sprint(b.Stats) {
 			t.Errorf("seed %d: %x with %d events, then %x with %d", seed, a.Hash, a.Events, b.Hash, b.Events)
 		}
@@ -146,27 +188,38 @@ func TestBugsAreFound(t *testing.T) {
 	for _, c := range []struct {
 		bug    Bug
 		checks []string
+		from   uint64 // the first seed, for what is rare
 	}{
-		{NoDivergence, []string{checker.Agreement, checker.Durability, checker.Reading, checker.Liveness, checker.Lineage}},
-		{UploadUncommitted, []string{checker.RemoteData}},
-		{DeleteEarly, []string{checker.Reading}},
-		{RetainUntiered, []string{checker.Coverage, checker.LogStart, checker.Reading, checker.Liveness}},
-		{ForgetProducers, []string{checker.Producers, checker.Idempotent}},
-		{ForgetEpochs, []string{checker.Lineage}},
-		{FakeFollowed, []string{checker.Durability, checker.Agreement}},
-		{NoCheckpoint, []string{checker.Opening}},
-		{KeepInISR, []string{checker.Durability, checker.HighMark}},
-		{NoRestore, []string{checker.Durability, checker.Coverage, checker.RemoteData, checker.Reading}},
-		{AckEarly, []string{checker.Acknowledge}},
-		{LeaveObjects, []string{checker.Dangling}},
+		{NoDivergence, []string{checker.Agreement, checker.Durability, checker.Reading, checker.Liveness, checker.Lineage}, 1},
+		{UploadUncommitted, []string{checker.RemoteData}, 1},
+		{DeleteEarly, []string{checker.Reading}, 1},
+		{RetainUntiered, []string{checker.Coverage, checker.LogStart, checker.Reading, checker.Liveness}, 1},
+		{ForgetProducers, []string{checker.Producers, checker.Idempotent}, 1},
+		{ForgetEpochs, []string{checker.Lineage}, 1},
+		{FakeFollowed, []string{checker.Durability, checker.Agreement}, 1},
+		{NoCheckpoint, []string{checker.Opening}, 1},
+		{KeepInISR, []string{checker.Durability, checker.HighMark}, 1},
+		{NoRestore, []string{checker.Durability, checker.Coverage, checker.RemoteData, checker.Reading}, 1},
+		{AckEarly, []string{checker.Acknowledge}, 1},
+		{LeaveObjects, []string{checker.Dangling}, 1},
+		{MarkEarly, []string{checker.Outcome, checker.Atomicity}, 1},
+		{CompleteEarly, []string{checker.Atomicity, checker.Liveness}, 1},
+		{NoVerification, []string{checker.Liveness, checker.Hanging}, 1},
+		{TrustOpen, []string{checker.Hanging}, 1},
+		{AnyCoordinator, []string{checker.Outcome, checker.Atomicity}, 1},
+		{ApplyAborted, []string{checker.Repeated}, 1},
+		{ReadUndecided, []string{checker.Isolation}, 1},
+		{TrustRefusals, []string{checker.Atomicity, checker.Hanging, checker.Liveness}, 1},
+		{GiveUpDoubt, []string{checker.Liveness}, 1},
+		{ForgetDecisions, []string{checker.Liveness, checker.Atomicity}, 1},
 	} {
 		t.Run(c.bug.String(), func(t *testing.T) {
 			found := false
 			seeds := 0
 			other := map[string]int{}
 			var mu sync.Mutex
-			each(600, 1, func(seed uint64) bool {
-				r := Run(Options{Seed: seed, Bug: c.bug})
+			each(600, c.from, func(seed uint64) bool {
+				r := Run(Options{Seed: seed, Bug: c.bug, Transactions: c.bug >= MarkEarly})
 				mu.Lock()
 				defer mu.Unlock()
 				seeds++
