@@ -283,7 +283,7 @@ func (e *entry) finish(d txn.Decision, left []tp.Partition, tries int) {
 		if _, state, ok := r.img.Partition(id); ok {
 			leader = state.Leader
 		}
-		r.sendMarker(ending, id, leader, func(err error) {
+		e.l.sendMarker(ending, id, leader, func(err error) {
 			if waiting--; err != nil && !producerstate.Outdated(err) {
 				rest = append(rest, id)
 			}
@@ -321,10 +321,10 @@ func (e *entry) complete(tries int) {
 	})
 }
 
-// sendMarker has the leader of a partition write the marker of a transaction. What was given up does not arrive in version 1: its
-// connection is closed. What a dead coordinator sent does.
-func (r *run) sendMarker(e coordinator.Ending, id tp.Partition, leader int32, done func(error)) {
-	s := r.n.s
+// sendMarker has the leader of a partition write the marker of a transaction. In version 1 nothing tells a marker that the coordinator has given
+// up from the next one, so that it must not arrive: its connection is closed. What one sent that was deposed or died before it gave up does.
+func (l *ledger) sendMarker(e coordinator.Ending, id tp.Partition, leader int32, done func(error)) {
+	r, s := l.part.r, l.part.r.n.s
 	here := func(err error) {
 		if r.alive() {
 			done(err)
@@ -343,7 +343,7 @@ func (r *run) sendMarker(e coordinator.Ending, id tp.Partition, leader int32, do
 			}
 		})
 	}, func() {
-		gone = r.alive()
+		gone = !l.stopped()
 		here(errLost)
 	})
 }

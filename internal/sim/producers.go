@@ -388,8 +388,8 @@ func (p *process) produce(w toWrite) {
 		return
 	}
 	patience := 0
-	if !s.calm && s.chance(4) {
-		patience = int(s.between(1, 4))
+	if !s.calm && s.chance(3) {
+		patience = int(s.between(1, 3))
 	}
 	p.ask(w.to, patience, func(r *run, answer func(any, error)) {
 		r.appendInTxn(p.a, w.to, slices.Clone(raw), func(err error) { answer(nil, err) })
@@ -459,7 +459,7 @@ func (r *run) appendInTxn(a *account, id tp.Partition, raw []byte, answer func(e
 
 // aside is how long a request is held up by what does not concern it.
 func (s *sim) aside() int64 {
-	if s.calm || !s.chance(10) {
+	if s.calm || !s.chance(6) {
 		return 0
 	}
 	return s.between(1, 3000)
