@@ -2,11 +2,13 @@
 // replicas, acknowledgements, reads and remote segments as they are observed, keeps for each partition the one history of
 // committed batches that all of them must agree on, and names the first observation that contradicts it.
 //
+// Transactions are told by their producers, and judged by the markers in the histories of all partitions together.
+//
 // It knows formats and vocabulary alone, decides nothing for the cluster, and is pure. A Checker is not safe for
 // concurrent use.
 //
 // What is promised of a partition whose history was broken by force (an unclean election, the loss of the last copy) is
-// told by Reset: then the history begins anew.
+// told by Reset: then the history begins anew, and nothing is promised of transactions any more.
 package checker
 
 import (

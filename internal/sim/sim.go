@@ -4,6 +4,10 @@
 // reader. What is simulated are the shells: the network, the metadata quorum (one ordered log), clocks, processes, disks
 // and the bucket.
 //
+// With Options.Transactions the cluster keeps __transaction_state and __consumer_offsets, too, and coordinates: package txn's states, the
+// coordinator's reads and writes, markers, verification, a group's pending offsets. Clients copy partitions exactly once, write, abort, die, or
+// are paused and come back as zombies; any process may end between two steps.
+//
 // A run is a function of its options: one seeded source of randomness, one clock, no goroutine of its own. (The tier reader
 // fetches in goroutines; the simulator waits for each of them.) Each seed draws which kinds of faults there are, and how
 // many. After the storm everything is healed, and the cluster must come to rest with nothing lost, left behind or

@@ -150,24 +150,26 @@ func each(n int, from uint64, do func(seed uint64) bool) {
 // TestRegressions storms again what once found a bug of the cores.
 func TestRegressions(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		seed uint64
+		name         string
+		seed         uint64
+		transactions bool
 	}{
-		{"an upload that begins inside a batch", 2},
-		{"producers that go with local segments", 2},
-		{"a lineage that a full disk refused", 11},
-		{"an append of several epochs that is tried again", 2480},
-		{"a truncation on a full disk", 753},
-		{"a truncation on a failing disk", 2640},
-		{"names that a killed process left unsynced", 214},
-		{"followers of an empty leader", 224},
-		{"a tier that begins above the log start", 2902},
-		{"a log start that a killed process did not note down", 38},
-		{"a recovery point at the log start", 5493},
-		{"a clean end beside a dead log", 710},
-		{"records that came back without their lineage", 836},
+		{"an upload that begins inside a batch", 2, false},
+		{"producers that go with local segments", 2, false},
+		{"a lineage that a full disk refused", 11, false},
+		{"an append of several epochs that is tried again", 2480, false},
+		{"a truncation on a full disk", 753, false},
+		{"a truncation on a failing disk", 2640, false},
+		{"names that a killed process left unsynced", 214, false},
+		{"followers of an empty leader", 224, false},
+		{"a tier that begins above the log start", 2902, false},
+		{"a log start that a killed process did not note down", 38, false},
+		{"a recovery point at the log start", 5493, false},
+		{"a clean end beside a dead log", 710, false},
+		{"records that came back without their lineage", 836, false},
+		{"a refusal behind an accepted proposal that nobody heard of", 9, true},
 	} {
-		if r := Run(Options{Seed: c.seed}); r.Err != nil {
+		if r := Run(Options{Seed: c.seed, Transactions: c.transactions}); r.Err != nil {
 			t.Errorf("%s, seed %d: %v", c.name, c.seed, r.Err)
 		}
 	}
