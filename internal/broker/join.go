@@ -152,8 +152,12 @@ func (b *broker) join(ctx context.Context, endpoints []metadata.Endpoint) error 
 	for {
 		changed := b.quorum.Changed()
 		img := b.quorum.Image()
-		if me, ok := img.Brokers[b.self]; ok && me.Incarnation == b.incarnation {
+		me, ok := img.Brokers[b.self]
+		if ok && me.Incarnation == b.incarnation {
 			break
+		}
+		if ok && me.Epoch > b.epoch.Load() {
+			return b.join(ctx, endpoints) // a registration of the run before came late
 		}
 		select {
 		case <-changed:

@@ -2,11 +2,13 @@
 // replicas, acknowledgements, reads and remote segments as they are observed, keeps for each partition the one history of
 // committed batches that all of them must agree on, and names the first observation that contradicts it.
 //
+// Transactions are told by their producers, and judged by the markers in the histories of all partitions together.
+//
 // It knows formats and vocabulary alone, decides nothing for the cluster, and is pure. A Checker is not safe for
 // concurrent use.
 //
 // What is promised of a partition whose history was broken by force (an unclean election, the loss of the last copy) is
-// told by Reset: then the history begins anew.
+// told by Reset: then the history begins anew, and nothing is promised of transactions any more.
 package checker
 
 import (
@@ -33,6 +35,11 @@ const (
 	Dangling    = "nothing dangles in the tier"
 	Liveness    = "the cluster comes to rest"
 	Opening     = "a log opens after every crash"
+	Atomicity   = "a transaction is whole and has one outcome on all partitions"
+	Outcome     = "a transaction ends as its producer asked and was told"
+	Isolation   = "read_committed shows what is committed, and nothing that is aborted or undecided"
+	Repeated    = "each record is copied exactly once, and the offset with it"
+	Hanging     = "each transaction has its marker, behind all its records"
 )
 
 // Violation is an observation that must not be.
@@ -51,10 +58,11 @@ func (v *Violation) Error() string {
 type Checker struct {
 	parts map[tp.Partition]*history
 	first *Violation
+	txns  transactions
 }
 
 // New returns a checker that has seen nothing.
-func New() *Checker { return &Checker{parts: map[tp.Partition]*history{}} }
+func New() *Checker { return &Checker{parts: map[tp.Partition]*history{}, txns: newTransactions()} }
 
 // Err is the first violation, nil if there is none.
 func (c *Checker) Err() error {
@@ -86,6 +94,7 @@ func (c *Checker) of(p tp.Partition) *history {
 func (c *Checker) Reset(p tp.Partition, keep int64, epoch int32) {
 	h := c.of(p)
 	h.generation++
+	c.txns.broken = true
 	h.minEpoch = max(h.minEpoch, epoch)
 	clear(h.producers)
 	clear(h.ends)

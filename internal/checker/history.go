@@ -19,6 +19,7 @@ type history struct {
 	replicas   map[int32]*replica
 	generation int
 	minEpoch   int32
+	logStart   int64 // the highest that a leader had
 }
 
 type batch struct {
@@ -69,7 +70,7 @@ func (h *history) commit(b batch, hd *recordbatch.Header, epoch int32, logStart 
 	h.batches = append(h.batches, batch{b.base, b.last, bytes.Clone(b.raw)})
 	h.end = b.last + 1
 	h.ends[epoch] = h.end
-	if !hd.HasProducer() || hd.IsControl() {
+	if !hd.HasProducer() || hd.IsControl() || hd.BaseSequence < 0 { // a coordinator numbers nothing
 		return nil
 	}
 	was, known := h.producers[hd.ProducerID]

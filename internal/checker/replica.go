@@ -74,6 +74,7 @@ func (c *Checker) leader(p tp.Partition, h *history, s *replica, r *Replica, beg
 		clear(h.producers)
 		h.batches, h.end = nil, -1
 	}
+	h.logStart = max(h.logStart, r.LogStart)
 	key := leadership{r.Broker, r.Epoch}
 	if was, ok := h.led[key]; ok && r.HighWatermark < was {
 		c.Fail(HighMark, p, "%s had high watermark %d before", who(), was)
@@ -153,6 +154,9 @@ func (c *Checker) compare(p tp.Partition, h *history, s *replica, r *Replica, up
 			if v := h.commit(b, &headers[i], r.Epoch, r.LogStart); v != nil {
 				c.Fail(v.Check, p, "%s: %s", who(), v.Text)
 				return
+			}
+			if headers[i].IsTransactional() {
+				c.tookTransactional(p, b, &headers[i])
 			}
 		case r.Leads:
 			s.verified = b.base // not committed yet

@@ -98,16 +98,25 @@ func (c *Checker) sameProducers(p tp.Partition, h *history, r, lead *Rest) {
 		a := &lead.Producers[i]
 		b := find(r.Producers, a.ProducerID)
 		if b == nil {
-			if known, ok := h.producers[a.ProducerID]; ok && known.lastOffset >= lead.LogStart {
+			if known, ok := h.producers[a.ProducerID]; ok && known.lastOffset >= max(lead.LogStart, r.LogStart) {
 				c.Fail(Producers, p, "broker %d does not know producer %d, whose last batch ends at %d", r.Broker, a.ProducerID, known.lastOffset)
 			}
-		} else if *a != *b {
+		} else if x, y := *a, *b; x != y {
+			if min(x.LastOffset, y.LastOffset) < 0 && max(x.LastOffset, y.LastOffset) < lead.LogStart { // nor the last batch of one whose marker it has
+				x.LastSequence, x.LastOffset = y.LastSequence, y.LastOffset
+			}
+			if min(x.CoordinatorEpoch, y.CoordinatorEpoch) < 0 && lead.LogStart > 0 { // or its last marker
+				x.CoordinatorEpoch = y.CoordinatorEpoch
+			}
+			if x == y {
+				continue
+			}
 			c.Fail(Producers, p, "broker %d has %+v, its leader %d %+v", r.Broker, *b, lead.Broker, *a)
 		}
 	}
 	for i := range r.Producers {
 		b := &r.Producers[i]
-		if known, ok := h.producers[b.ProducerID]; find(lead.Producers, b.ProducerID) == nil && ok && known.lastOffset >= lead.LogStart {
+		if known, ok := h.producers[b.ProducerID]; find(lead.Producers, b.ProducerID) == nil && ok && known.lastOffset >= max(lead.LogStart, r.LogStart) {
 			c.Fail(Producers, p, "leader %d does not know producer %d, whose last batch ends at %d", lead.Broker, b.ProducerID, known.lastOffset)
 		}
 	}

@@ -29,6 +29,7 @@ type touched struct {
 	topic *metadata.Topic
 	was   *metadata.PartitionRecord
 	now   metadata.PartitionRecord
+	renew bool // gets a new partition epoch though nothing changes
 }
 
 func newBatch(img *metadata.Image, env Env) *batch {
@@ -118,7 +119,7 @@ func (b *batch) set(t *metadata.Topic, p metadata.PartitionRecord) {
 		c.now = p
 		return
 	}
-	b.partitions[ref] = &touched{t, &t.Partitions[p.Index].PartitionRecord, p}
+	b.partitions[ref] = &touched{topic: t, was: &t.Partitions[p.Index].PartitionRecord, now: p}
 }
 
 // walk calls f for every partition, in no order: f must decide about each one alone.
@@ -136,7 +137,7 @@ func (b *batch) finish() []metadata.Record {
 	list := make([]*touched, 0, len(b.partitions))
 	for _, c := range b.partitions {
 		c.now = b.complete(c.now)
-		if !same(*c.was, c.now) {
+		if c.renew || !same(*c.was, c.now) {
 			list = append(list, c)
 		}
 	}

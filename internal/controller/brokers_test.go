@@ -253,7 +253,6 @@ func TestAlterPartitions(t *testing.T) {
 		{"no epochs", ISRChange{ref, 0, at, []int32{1, 2}, nil}, ErrInvalidRequest},
 		{"fenced", ISRChange{ref, 0, at, []int32{1, 2, 3}, []int64{1, 2, 3}}, ErrIneligibleReplica},
 		{"another run", ISRChange{ref, 0, at, []int32{1, 2}, []int64{1, 9}}, ErrIneligibleReplica},
-		{"the same", ISRChange{ref, 0, at, []int32{2, 1}, []int64{-1, 1}}, nil},
 	} {
 		before := w.img
 		reply := w.run(AlterPartitionsCommand{1, 1, []ISRChange{c.change}}).(AlterPartitionsReply)
@@ -266,6 +265,13 @@ func TestAlterPartitions(t *testing.T) {
 	if r := w.run(AlterPartitionsCommand{2, 2, []ISRChange{{ref, 0, at, []int32{1, 2}, []int64{1, 2}}}}).(AlterPartitionsReply); !errors.Is(r.Errors[0].OrNil(), ErrFenced) {
 		t.Fatal("a follower changed the ISR", r)
 	}
+	// The present ISR is a change, too: what was proposed before is late then.
+	if r := w.run(AlterPartitionsCommand{1, 1, []ISRChange{{ref, 0, at, []int32{2, 1}, []int64{-1, 1}}, {ref, 0, at, []int32{1}, []int64{1}}}}).(AlterPartitionsReply); r.Errors[0] != nil ||
+		!errors.Is(r.Errors[1].OrNil(), ErrStalePartitionEpoch) || w.partition("t", 0).PartitionEpoch != at+1 {
+		t.Fatal(r.Errors, w.partition("t", 0))
+	}
+	w.is("t", 0, "123 isr 12 leader 1 epoch 0")
+	at++
 	// A shrink does not raise the leader epoch; of two changes of a request the second is late.
 	r := w.run(AlterPartitionsCommand{1, 1, []ISRChange{{ref, 0, at, []int32{1}, []int64{1}}, {ref, 0, at, []int32{1, 2}, []int64{1, 2}}}}).(AlterPartitionsReply)
 	if r.Errors[0] != nil || !errors.Is(r.Errors[1].OrNil(), ErrStalePartitionEpoch) {

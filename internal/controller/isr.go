@@ -27,10 +27,11 @@ func (b *batch) alterISR(broker int32, c ISRChange) *Error {
 		return err
 	}
 	p := b.get(held)
+	earlier := b.partitions[c.PartitionRef]
 	switch {
 	case p.LeaderEpoch != c.LeaderEpoch:
 		return refuse(ErrFenced, "%s-%d is in leader epoch %d, not %d", t.Name, p.Index, p.LeaderEpoch, c.LeaderEpoch)
-	case p.PartitionEpoch != c.PartitionEpoch || !same(held.PartitionRecord, p):
+	case p.PartitionEpoch != c.PartitionEpoch || !same(held.PartitionRecord, p) || earlier != nil && earlier.renew:
 		return refuse(ErrStalePartitionEpoch, "%s-%d is past partition epoch %d", t.Name, p.Index, c.PartitionEpoch)
 	case p.Leader != broker:
 		return refuse(ErrFenced, "%s-%d is led by %d, not by %d", t.Name, p.Index, p.Leader, broker)
@@ -55,5 +56,6 @@ func (b *batch) alterISR(broker int32, c ISRChange) *Error {
 		p.ISR = filter(p.Replicas, func(id int32) bool { return slices.Contains(c.ISR, id) })
 	}
 	b.set(t, p)
+	b.partitions[c.PartitionRef].renew = true // also of the present ISR: what the leader proposed before, and never heard of, comes too late then
 	return nil
 }

@@ -289,10 +289,10 @@ func (s *shard) append(records []grouprecord.Entry) (at int64, err error) {
 	return w.Next - 1, committedWithin(s.owner.config().CommitTimeout, w)
 }
 
-func encoded(records []grouprecord.Entry) []record {
-	out := make([]record, len(records))
+func encoded(records []grouprecord.Entry) []Record {
+	out := make([]Record, len(records))
 	for i, e := range records {
-		out[i] = record(e.Record())
+		out[i] = Record(e.Record())
 	}
 	return out
 }
@@ -322,7 +322,7 @@ func (s *shard) load() {
 	}
 	start := time.Now()
 	c := s.owner.config()
-	err := s.each(func(h *recordbatch.Header, r *recordbatch.Record) {
+	_, err := Read(s.part.Log(), func(h *recordbatch.Header, r *recordbatch.Record) {
 		if h.IsControl() {
 			// A marker that cannot be read decides nothing, as when it was appended.
 			if m, err := recordbatch.ParseControl(r.Key, r.Value); err == nil && m.Type <= recordbatch.ControlCommit {

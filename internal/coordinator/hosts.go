@@ -191,8 +191,8 @@ func (h *hosts[K]) ready(id string, place func() (partitions int, expects func(i
 	}
 }
 
-// record is a record of one of the topics; a nil value is a tombstone.
-type record struct{ Key, Value []byte }
+// Record is a record of one of the topics; a nil value is a tombstone.
+type Record struct{ Key, Value []byte }
 
 // batchBytes bounds a batch of records: all tombstones of a large group must not become one that the topic refuses.
 const batchBytes = 512 << 10
@@ -206,10 +206,15 @@ type InTxn struct {
 	ConfirmedAt int64
 }
 
-// append appends records, as batches of at most batchBytes (or one record), and returns what to wait for. An error says that nothing
-// was written, or that the log is out of service.
-func (s *seat) append(records []record, by *InTxn) (commit.Write, error) {
-	at := time.Now()
+// append appends records and returns what to wait for. An error says that nothing was written, or that the log is out of service.
+func (s *seat) append(records []Record, by *InTxn) (commit.Write, error) {
+	return Append(s.part, records, by, s.epoch, time.Now())
+}
+
+// Append appends records of a coordinator, as batches of at most batchBytes (or one record), and returns what to wait for. by is the
+// transaction that they belong to, nil for none, epoch the leader epoch in which the coordinator read the partition: in another one nothing
+// is written.
+func Append(part *partition.Partition, records []Record, by *InTxn, epoch int32, at time.Time) (commit.Write, error) {
 	var all []byte
 	fresh := func() *recordbatch.Builder {
 		b := recordbatch.NewBuilder()
@@ -236,15 +241,15 @@ func (s *seat) append(records []record, by *InTxn) (commit.Write, error) {
 	if err := build(); err != nil {
 		return commit.Write{}, err
 	}
-	w := partition.Write{Records: all, Now: at, Internal: true, AllReplicas: true, InEpoch: true, Epoch: s.epoch}
+	w := partition.Write{Records: all, Now: at, Internal: true, AllReplicas: true, InEpoch: true, Epoch: epoch}
 	if by != nil && !by.Checked {
 		w.Confirmed, w.ConfirmedAt = true, by.ConfirmedAt
 	}
-	r, err := s.part.Append(w)
+	r, err := part.Append(w)
 	if err != nil {
 		return commit.Write{}, err
 	}
-	return commit.Write{Part: s.part, Next: r.LastOffset + 1, Epoch: r.Epoch}, nil
+	return commit.Write{Part: part, Next: r.LastOffset + 1, Epoch: r.Epoch}, nil
 }
 
 // committedWithin waits until a write is committed.
@@ -252,15 +257,13 @@ func committedWithin(limit time.Duration, w commit.Write) error {
 	return commit.Wait(context.Background(), limit, []commit.Write{w})[0]
 }
 
-// each reads the partition up to its end: the high watermark of a new leader may be below what its predecessor answered,
-// and all that is in its log will be committed or nothing that comes after it. use gets records with their batch, and each control
-// batch once, with its control record's key and value.
-func (s *seat) each(use func(*recordbatch.Header, *recordbatch.Record)) error {
-	// The log is asked, not the partition: that one tells nothing while this broker does not reach the controller, which may be over in a
-	// moment, without a new leader.
-	l := s.part.Log()
+// Read reads a coordinator's log up to its present end, which it returns: the high watermark of a new leader may be below what its predecessor
+// answered, and all that is in its log will be committed or nothing that comes after it. use gets records with their batch, and each
+// control batch once, with its control record's key and value. It does not ask who leads: a broker that is not sure for a moment reads all
+// the same, and goes on when it is.
+func Read(l *log.Log, use func(*recordbatch.Header, *recordbatch.Record)) (end int64, err error) {
 	if l == nil {
-		return fmt.Errorf("%w: its log is not open", ErrUnavailable)
+		return -1, partition.ErrOffline
 	}
 	marks := l.Offsets()
 	for at := marks.LogStart; at < marks.End; {
@@ -271,13 +274,13 @@ func (s *seat) each(use func(*recordbatch.Header, *recordbatch.Record)) error {
 				at = out.LocalLogStart // retention moved on meanwhile
 				continue
 			}
-			return err
+			return -1, err
 		}
 		b, err := view.AppendTo(nil)
 		next := view.NextOffset
 		view.Release()
 		if err != nil {
-			return err
+			return -1, err
 		}
 		if len(b) == 0 {
 			at = max(next, at+1) // a hole that compaction left
@@ -286,25 +289,25 @@ func (s *seat) each(use func(*recordbatch.Header, *recordbatch.Record)) error {
 		for len(b) > 0 {
 			h, err := recordbatch.ParseHeader(b)
 			if err != nil {
-				return err
+				return -1, err
 			}
 			if err := h.Verify(b); err != nil {
-				return err
+				return -1, err
 			}
 			it, err := recordbatch.Records(b, 0)
 			if err != nil {
-				return err
+				return -1, err
 			}
 			for it.Next() {
 				use(&h, it.Record())
 			}
 			if it.Err() != nil {
-				return it.Err()
+				return -1, it.Err()
 			}
 			at, b = h.NextOffset(), b[h.Size:]
 		}
 	}
-	return nil
+	return marks.End, nil
 }
 
 // wait returns what arrives on c, or failed when ctx ends first.

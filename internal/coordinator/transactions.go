@@ -77,8 +77,7 @@ type entry struct {
 	ledger *ledger
 
 	mu    sync.Mutex
-	t     txn.Transaction
-	doubt bool // a state was written that is not committed yet: nobody knows which one counts
+	held  txn.Held
 	gone  bool // out of the ledger
 	timer *time.Timer
 	due   int64
@@ -113,27 +112,23 @@ func (l *ledger) close() {
 }
 
 func (l *ledger) load() {
-	states := map[string]txn.Transaction{}
+	states := txn.States{}
 	skipped, first := 0, error(nil)
-	err := l.each(func(h *recordbatch.Header, r *recordbatch.Record) {
+	end, err := Read(l.part.Log(), func(h *recordbatch.Header, r *recordbatch.Record) {
 		if h.IsControl() {
 			return
 		}
-		e, ok, err := txn.ParseRecord(r.Key, r.Value)
-		switch {
-		case err != nil:
+		if err := states.Take(r.Key, r.Value); err != nil {
 			if skipped++; first == nil {
 				first = fmt.Errorf("offset %d: %w", r.Offset, err)
 			}
-		case !ok:
-		case e.Transaction == nil:
-			delete(states, e.ID)
-		default:
-			states[e.ID] = *e.Transaction
 		}
 	})
 	if skipped > 0 {
 		l.owner.log.Warn("unreadable records of transactions were skipped", "partition", l.part.ID().String(), "count", skipped, "first", first)
+	}
+	if err == nil {
+		l.settle(commit.Write{Part: l.part, Next: end, Epoch: l.epoch})
 	}
 	l.mu.Lock()
 	l.loading, l.failed = false, err
@@ -149,14 +144,25 @@ func (l *ledger) load() {
 	l.mu.Unlock()
 	for _, e := range entries {
 		e.mu.Lock()
-		e.adopt(e.t, e.t.Pending())
+		e.adopt(e.held.Pending())
 		e.mu.Unlock()
+	}
+}
+
+// settle waits until what was read is committed, or the leadership ends. Until then the next leader may be one that does not have it, so that
+// nothing must come of it: no marker, and no answer.
+func (l *ledger) settle(read commit.Write) {
+	for tries := 0; l.ctx.Err() == nil; tries++ {
+		if commit.Wait(l.ctx, time.Minute, []commit.Write{read})[0] == nil {
+			return
+		}
+		l.pause(tries)
 	}
 }
 
 // host makes an entry; the ledger is locked.
 func (l *ledger) host(t txn.Transaction) *entry {
-	e := &entry{ledger: l, t: t}
+	e := &entry{ledger: l, held: txn.Held{Transaction: t}}
 	e.timer = time.AfterFunc(time.Hour, e.expire)
 	e.timer.Stop()
 	l.ids[t.ID()] = e
@@ -199,10 +205,10 @@ func (ts *Transactions) step(id string, create bool, do func(txn.Transaction) tx
 		return do(txn.New(id)), nil // which writes nothing
 	}
 	defer e.mu.Unlock()
-	if e.doubt {
-		return txn.Step{}, txn.ErrConcurrent
+	s, err := e.held.Do(do)
+	if err != nil {
+		return txn.Step{}, err
 	}
-	s := do(e.t)
 	if err := e.carryOut(s); err != nil {
 		return txn.Step{}, err
 	}
@@ -216,23 +222,24 @@ func (e *entry) carryOut(s txn.Step) error {
 		e.prune()
 		return nil
 	}
-	w, err := e.ledger.append([]record{record(s.Next.Record())}, nil)
+	w, err := e.ledger.append([]Record{Record(s.Next.Record())}, nil)
 	if err != nil {
 		e.prune()
 		return stateNotWritten(err)
 	}
 	if err := committedWithin(e.ledger.owner.config().CommitTimeout, w); err != nil {
-		e.doubt = true
+		e.held.Doubted()
 		e.ledger.spawn(func() { e.resolve(w, s) })
 		return stateNotWritten(err)
 	}
-	e.adopt(s.Next, s.End)
+	e.held.Written(s)
+	e.adopt(s.End)
 	return nil
 }
 
 // prune forgets an id that was not used after all.
 func (e *entry) prune() {
-	if e.t.Known() {
+	if e.held.Known() {
 		return
 	}
 	e.remove()
@@ -243,8 +250,8 @@ func (e *entry) remove() {
 	e.timer.Stop()
 	e.ledger.mu.Lock()
 	defer e.ledger.mu.Unlock()
-	if e.ledger.ids[e.t.ID()] == e {
-		delete(e.ledger.ids, e.t.ID())
+	if e.ledger.ids[e.held.ID()] == e {
+		delete(e.ledger.ids, e.held.ID())
 	}
 }
 
@@ -256,20 +263,18 @@ func stateNotWritten(err error) error {
 	return fmt.Errorf("%w: %v", ErrUnavailable, err)
 }
 
-// resolve waits for the fate of a write that took too long. If this broker leads no more, its successor reads what counts.
+// resolve waits for the fate of a write that took too long. If this broker leads no more, its successor reads what counts, and the ledger
+// ends. Until then not to lead means nothing: a broker that does not reach the controller leads on once it does.
 func (e *entry) resolve(w commit.Write, s txn.Step) {
-	for e.ledger.ctx.Err() == nil {
-		err := commit.Wait(e.ledger.ctx, time.Minute, []commit.Write{w})[0]
-		if errors.Is(err, partition.ErrNotLeader) || errors.Is(err, partition.ErrFencedEpoch) {
-			return
-		}
-		if err == nil {
+	for tries := 0; e.ledger.ctx.Err() == nil; tries++ {
+		if commit.Wait(e.ledger.ctx, time.Minute, []commit.Write{w})[0] == nil {
 			e.mu.Lock()
 			defer e.mu.Unlock()
-			e.doubt = false
-			e.adopt(s.Next, s.End)
+			e.held.Written(s)
+			e.adopt(s.End)
 			return
 		}
+		e.ledger.pause(tries)
 	}
 }
 
@@ -287,10 +292,9 @@ func (l *ledger) spawn(f func()) {
 	}()
 }
 
-// adopt takes a durable state over, sets the clock and sends the markers that are due; the entry is locked.
-func (e *entry) adopt(t txn.Transaction, end *txn.Decision) {
-	e.t = t
-	if due := t.NextDeadline(); due != e.due {
+// adopt sets the clock of a state that is durable and sends the markers that are due; the entry is locked.
+func (e *entry) adopt(end *txn.Decision) {
+	if due := e.held.NextDeadline(); due != e.due {
 		if e.due = due; due == 0 {
 			e.timer.Stop()
 		} else {
@@ -302,25 +306,27 @@ func (e *entry) adopt(t txn.Transaction, end *txn.Decision) {
 	}
 }
 
-// Pauses between tries to write the markers that are missing.
+// Pauses between tries of what has to succeed in the end.
 const (
-	markerBackoffMin = 5 * time.Millisecond
-	markerBackoffMax = 500 * time.Millisecond
+	backoffMin = 5 * time.Millisecond
+	backoffMax = 500 * time.Millisecond
 )
+
+// pause is the pause after so many tries; the end of the leadership ends it.
+func (l *ledger) pause(tries int) {
+	select {
+	case <-l.ctx.Done():
+	case <-time.After(min(backoffMin<<min(tries, 10), backoffMax)):
+	}
+}
 
 // finish writes the markers of a decision, as long as it takes, and completes the transaction.
 func (e *entry) finish(d txn.Decision) {
 	ts, ctx := e.ledger.owner, e.ledger.ctx
-	pause := func(tries int) {
-		select {
-		case <-ctx.Done():
-		case <-time.After(min(markerBackoffMin<<min(tries, 10), markerBackoffMax)):
-		}
-	}
 	left := d.Partitions
 	for tries := 0; len(left) > 0; tries++ {
 		if left = ts.markers(ctx, Ending{d, e.ledger.epoch}, left); len(left) > 0 {
-			pause(tries)
+			e.ledger.pause(tries)
 		}
 		if ctx.Err() != nil {
 			return
@@ -329,14 +335,14 @@ func (e *entry) finish(d txn.Decision) {
 	for tries := 0; ctx.Err() == nil; tries++ {
 		e.mu.Lock()
 		err := error(nil)
-		if !e.doubt {
-			err = e.carryOut(e.t.Completed(now()))
+		if !e.held.Doubtful() { // else it is written already, and its fate is waited for
+			err = e.carryOut(e.held.Completed(now()))
 		}
 		e.mu.Unlock()
-		if err == nil || errors.Is(err, ErrNotCoordinator) {
+		if err == nil {
 			return
 		}
-		pause(tries)
+		e.ledger.pause(tries)
 	}
 }
 
@@ -345,24 +351,24 @@ func (e *entry) expire() {
 	e.ledger.spawn(func() {
 		e.mu.Lock()
 		defer e.mu.Unlock()
-		if e.gone || e.doubt {
+		if e.gone || e.held.Doubtful() {
 			return
 		}
 		e.due = 0
-		s := e.t.Expire(e.ledger.owner.config().V2, e.ledger.owner.allocator(e.ledger.ctx), now())
+		s := e.held.Expire(e.ledger.owner.config().V2, e.ledger.owner.allocator(e.ledger.ctx), now())
 		err := s.Err
 		if err == nil {
 			err = e.carryOut(s)
 		}
 		if err == nil && s.Write {
-			e.ledger.owner.log.Warn("a transaction outlived its timeout and is aborted", "transactional.id", e.t.ID())
+			e.ledger.owner.log.Warn("a transaction outlived its timeout and is aborted", "transactional.id", e.held.ID())
 		}
 		if err != nil && e.ledger.ctx.Err() == nil { // once more, later
 			e.timer.Reset(time.Second)
 			return
 		}
 		if !s.Write {
-			e.adopt(e.t, nil)
+			e.adopt(nil)
 		}
 	})
 }
@@ -411,10 +417,10 @@ func (ts *Transactions) Verify(id string, producerID int64, epoch int16, partiti
 		return txn.New(id).Verify(producerID, epoch, partitions), nil
 	}
 	defer e.mu.Unlock()
-	if e.doubt {
+	if e.held.Doubtful() {
 		return nil, txn.ErrConcurrent
 	}
-	return e.t.Verify(producerID, epoch, partitions), nil
+	return e.held.Verify(producerID, epoch, partitions), nil
 }
 
 // End serves EndTxn. It returns when the decision is durable; the markers follow. v2 is EndTxn v5 and above, for which the producer id
@@ -439,7 +445,7 @@ func (ts *Transactions) Describe(id string) (txn.Description, error) {
 		return txn.Description{}, txn.ErrNotFound
 	}
 	defer e.mu.Unlock()
-	return e.t.Describe()
+	return e.held.Describe()
 }
 
 // List serves ListTransactions: all ids of this broker in their order. It fails while a partition is loading, since the list would not be
@@ -460,7 +466,7 @@ func (ts *Transactions) List() ([]txn.Description, error) {
 		l.mu.Unlock()
 		for _, e := range entries {
 			e.mu.Lock()
-			d, err := e.t.Describe()
+			d, err := e.held.Describe()
 			e.mu.Unlock()
 			if err == nil {
 				out = append(out, d)
@@ -486,8 +492,8 @@ func (ts *Transactions) Expire() error {
 		l.mu.Unlock()
 		for _, e := range idle {
 			e.mu.Lock()
-			if !e.gone && !e.doubt && e.t.Expired(limit, now()) {
-				w, err := l.append([]record{record(txn.Tombstone(e.t.ID()))}, nil)
+			if !e.gone && !e.held.Doubtful() && e.held.Expired(limit, now()) {
+				w, err := l.append([]Record{Record(txn.Tombstone(e.held.ID()))}, nil)
 				if err == nil {
 					err = committedWithin(ts.config().CommitTimeout, w)
 				}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/producerstate"
 	"github.com/varve-io/varve/internal/recordbatch"
 	"github.com/varve-io/varve/internal/tp"
 	"github.com/varve-io/varve/internal/txn"
@@ -60,13 +61,29 @@ func (b *bank) lead(epoch int32, isr ...int32) {
 // host is a broker's coordinator that has read the partition.
 func (b *bank) host() *Transactions {
 	b.t.Helper()
+	ts, done := b.elect()
+	<-done
+	return ts
+}
+
+// elect is a broker's coordinator that reads the partition.
+func (b *bank) elect() (*Transactions, chan struct{}) {
+	b.t.Helper()
 	allocate := func(context.Context) (int64, error) { b.nextID++; return b.nextID, nil }
 	ts := NewTransactions(func() TransactionConfig { return b.config }, allocate, b.mark, slog.New(slog.NewTextHandler(b.lines, nil)))
 	done := make(chan struct{})
 	ts.Elect(b.part, func() { close(done) })
-	<-done
 	b.t.Cleanup(ts.Close)
-	return ts
+	return ts, done
+}
+
+// follow lets the other replica have all that there is.
+func (b *bank) follow(epoch int32) {
+	b.t.Helper()
+	if err := b.part.Followed(partition.FollowerFetch{Follower: 2, BrokerEpoch: -1, LeaderEpoch: epoch, Offset: b.part.Log().Offsets().End, Now: time.Now()}); err != nil {
+		b.t.Fatal(err)
+	}
+	synctest.Wait()
 }
 
 func (b *bank) mark(_ context.Context, e Ending, partitions []tp.Partition) (left []tp.Partition) {
@@ -217,11 +234,7 @@ func TestStateThatIsNotCommitted(t *testing.T) {
 		if _, _, err := ts.Init(t.Context(), "app", 60_000, -1, -1); !errors.Is(err, txn.ErrConcurrent) {
 			t.Errorf("in doubt: %v", err)
 		}
-		end := b.part.Log().Offsets().End
-		if err := b.part.Followed(partition.FollowerFetch{Follower: 2, BrokerEpoch: -1, LeaderEpoch: 3, Offset: end, Now: time.Now()}); err != nil {
-			t.Fatal(err)
-		}
-		synctest.Wait()
+		b.follow(3)
 		b.state(ts, "app", "Empty")
 		// A leader that is deposed meanwhile says so.
 		b.part.Assume(partition.Role{Leader: 2, LeaderEpoch: 4, Replicas: []int32{1, 2}, ISR: []int32{1, 2}}, time.Now())
@@ -232,6 +245,91 @@ func TestStateThatIsNotCommitted(t *testing.T) {
 		b.lead(5, 1)
 		if _, _, err := ts.Init(t.Context(), "app", 60_000, -1, -1); !errors.Is(err, ErrNotCoordinator) {
 			t.Errorf("in another epoch: %v", err)
+		}
+	})
+}
+
+// TestDecisionThatIsReadBeforeItIsCommitted: the next leader may be one that does not have it, so that no marker follows from it yet.
+func TestDecisionThatIsReadBeforeItIsCommitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(t)
+		ts := b.host()
+		id, epoch := b.begin(ts, "app")
+		b.part.Assume(partition.Role{Leader: 1, LeaderEpoch: 3, PartitionEpoch: 1, Replicas: []int32{1, 2}, ISR: []int32{1, 2}}, time.Now())
+		if _, _, err := ts.End(t.Context(), "app", id, epoch, true, true); !errors.Is(err, ErrUnavailable) {
+			t.Fatalf("without the other replica: %v", err)
+		}
+		ts.Close()
+		b.part.Assume(partition.Role{Leader: 1, LeaderEpoch: 4, PartitionEpoch: 2, Replicas: []int32{1, 2}, ISR: []int32{1, 2}}, time.Now())
+		ts, _ = b.elect()
+		time.Sleep(10 * time.Minute)
+		if _, err := ts.Describe("app"); !errors.Is(err, ErrLoading) || len(b.marked()) > 0 {
+			t.Errorf("before it is committed: %v, markers %v", err, b.marked())
+		}
+		b.follow(4)
+		time.Sleep(time.Second)
+		b.follow(4)
+		b.state(ts, "app", "CompleteCommit")
+		if len(b.marked()) != 2 {
+			t.Errorf("markers %v", b.marked())
+		}
+	})
+}
+
+// TestMomentWithoutTheController: a broker that does not reach the controller does not lead, and leads on once it does.
+func TestMomentWithoutTheController(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(t, 2)
+		ts := b.host()
+		if _, _, err := ts.Init(t.Context(), "app", 60_000, -1, -1); !errors.Is(err, ErrUnavailable) {
+			t.Fatalf("without the other replica: %v", err)
+		}
+		b.part.Suspend(true)
+		time.Sleep(time.Minute)
+		b.part.Suspend(false)
+		b.follow(3)
+		time.Sleep(time.Second)
+		b.state(ts, "app", "Empty") // what was in doubt is known
+		ts.Close()
+		b.part.Suspend(true)
+		ts, _ = b.elect()
+		time.Sleep(time.Minute)
+		if _, err := ts.Describe("app"); !errors.Is(err, ErrLoading) {
+			t.Errorf("elected without it: %v", err)
+		}
+		b.part.Suspend(false)
+		time.Sleep(time.Second)
+		b.state(ts, "app", "Empty")
+	})
+}
+
+// TestMarkerThatIsThereButNotCommitted: that it is refused as outdated says nothing before, since the next leader may lack it.
+func TestMarkerThatIsThereButNotCommitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		b := newBank(t, 2)
+		gs := New(func() Config { return Config{CommitTimeout: time.Second} }, slog.New(slog.NewTextHandler(b.lines, nil)))
+		r := recordbatch.NewBuilder()
+		r.ProducerID, r.ProducerEpoch, r.BaseSequence, r.Transactional = 7, 0, 0, true
+		r.Add(recordbatch.Record{Key: []byte("k")})
+		raw, err := r.Build()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := b.part.Append(partition.Write{Records: raw, Now: time.Now()}); err != nil {
+			t.Fatal(err)
+		}
+		mark := func() error {
+			e := Ending{txn.Decision{Commit: true, ProducerID: 7, Epoch: 1, V2: true}, 3}
+			return gs.WriteMarkers(t.Context(), e, []*partition.Partition{b.part})[0]
+		}
+		for range 2 {
+			if err := mark(); err == nil || producerstate.Outdated(err) {
+				t.Errorf("without the other replica: %v", err)
+			}
+		}
+		b.follow(3)
+		if err := mark(); !producerstate.Outdated(err) {
+			t.Errorf("once it is committed: %v", err)
 		}
 	})
 }

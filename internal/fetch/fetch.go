@@ -271,7 +271,7 @@ func (s *Service) one(ctx context.Context, req *Request, i int, b *budget, r *Re
 		r.Err = ErrNotAvailable // this follower has not got there: the consumer asks again, here or at the leader
 		return false
 	}
-	source, segment, err := choose(part.Offset, marks, remote, part.WantLocation, req.Formats)
+	source, segment, err := choose(part.Offset, upTo, marks, remote, part.WantLocation, req.Formats)
 	if err == nil {
 		r.HighWatermark, r.LastStable, r.LogStart = marks.HighWatermark, marks.LastStable, marks.LogStart
 	}

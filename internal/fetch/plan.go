@@ -30,9 +30,10 @@ const (
 )
 
 // choose decides where a consumer's fetch at offset is served from (KIP-405, KIP-1248). A location is an answer only for
-// an offset that the local log lacks, in a finished segment of a format that the client listed; in every other case the
-// answer is the classic one, never an error.
-func choose(offset int64, marks partition.Offsets, remote tier.Segments, wantLocation bool, formats []string) (Source, *tier.Segment, error) {
+// an offset that the local log lacks, in a finished segment of a format that the client listed, all of which this replica may
+// show: upTo is its high watermark, or last stable offset. (A follower may not know yet how a transaction ended that the leader has
+// uploaded.) In every other case the answer is the classic one, never an error.
+func choose(offset, upTo int64, marks partition.Offsets, remote tier.Segments, wantLocation bool, formats []string) (Source, *tier.Segment, error) {
 	switch {
 	case offset < marks.LogStart || offset > marks.End:
 		return Nowhere, nil, ErrOffsetOutOfRange
@@ -43,7 +44,7 @@ func choose(offset int64, marks partition.Offsets, remote tier.Segments, wantLoc
 	switch {
 	case segment == nil:
 		return Nowhere, nil, ErrReplicaUnavailable
-	case wantLocation && slices.Contains(formats, segment.Format):
+	case wantLocation && segment.End < upTo && slices.Contains(formats, segment.Format):
 		return Direct, segment, nil
 	}
 	return Tiered, segment, nil

@@ -20,32 +20,35 @@ func TestChoose(t *testing.T) {
 	for _, c := range []struct {
 		name     string
 		offset   int64
+		upTo     int64
 		location bool
 		formats  []string
 		source   Source
 		segment  *tier.Segment
 		err      error
 	}{
-		{"below the log", 4, true, []string{format}, Nowhere, nil, ErrOffsetOutOfRange},
-		{"above the end", 201, true, []string{format}, Nowhere, nil, ErrOffsetOutOfRange},
-		{"at the end", 200, true, []string{format}, Local, nil, nil},
-		{"first local", 100, true, []string{format}, Local, nil, nil},
-		{"in the tier", 10, false, nil, Tiered, finished, nil},
-		{"last of a segment", 49, false, []string{format}, Tiered, finished, nil},
-		{"in the tier by location", 30, true, []string{"x", format}, Direct, finished, nil},
-		{"format that the client lacks", 50, true, []string{format}, Tiered, packed, nil},
-		{"no formats", 30, true, nil, Tiered, finished, nil},
-		{"segment that goes away", 7, true, []string{format}, Nowhere, nil, ErrReplicaUnavailable},
-		{"hole between the tiers", 90, true, []string{format}, Nowhere, nil, ErrReplicaUnavailable},
+		{"below the log", 4, 200, true, []string{format}, Nowhere, nil, ErrOffsetOutOfRange},
+		{"above the end", 201, 200, true, []string{format}, Nowhere, nil, ErrOffsetOutOfRange},
+		{"at the end", 200, 200, true, []string{format}, Local, nil, nil},
+		{"first local", 100, 200, true, []string{format}, Local, nil, nil},
+		{"in the tier", 10, 200, false, nil, Tiered, finished, nil},
+		{"last of a segment", 49, 200, false, []string{format}, Tiered, finished, nil},
+		{"in the tier by location", 30, 200, true, []string{"x", format}, Direct, finished, nil},
+		{"all of the segment may be shown", 30, 50, true, []string{format}, Direct, finished, nil},
+		{"its last record may not be shown yet", 30, 49, true, []string{format}, Tiered, finished, nil},
+		{"format that the client lacks", 50, 200, true, []string{format}, Tiered, packed, nil},
+		{"no formats", 30, 200, true, nil, Tiered, finished, nil},
+		{"segment that goes away", 7, 200, true, []string{format}, Nowhere, nil, ErrReplicaUnavailable},
+		{"hole between the tiers", 90, 200, true, []string{format}, Nowhere, nil, ErrReplicaUnavailable},
 	} {
-		source, segment, err := choose(c.offset, marks, remote, c.location, c.formats)
+		source, segment, err := choose(c.offset, c.upTo, marks, remote, c.location, c.formats)
 		if source != c.source || segment != c.segment || !errors.Is(err, c.err) {
 			t.Errorf("%s: %v %v %v", c.name, source, segment, err)
 		}
 	}
 	// Both tiers hold it: local is faster.
 	marks.LocalLogStart = 20
-	if source, _, err := choose(30, marks, remote, true, []string{format}); source != Local || err != nil {
+	if source, _, err := choose(30, 200, marks, remote, true, []string{format}); source != Local || err != nil {
 		t.Errorf("%v %v", source, err)
 	}
 }

@@ -265,7 +265,7 @@ func (a *API) commitInTxn(ctx context.Context, req *kmsg.TxnOffsetCommitRequest,
 	if req.Version < 3 {
 		by.Generation = -1
 	}
-	errs, err := a.Groups.CommitInTxn(req.Group, by, coordinator.InTxn{ProducerID: req.ProducerID, Epoch: req.ProducerEpoch, Checked: inTxn || req.Version >= 5, ConfirmedAt: at}, commits)
+	errs, err := a.Groups.CommitInTxn(req.Group, by, coordinator.InTxn{ProducerID: req.ProducerID, Epoch: req.ProducerEpoch, Checked: req.Version >= 5, ConfirmedAt: at}, commits)
 	if errors.Is(err, consumergroup.ErrStaleMemberEpoch) {
 		err = group.ErrIllegalGeneration // the other code is known from version 6 on
 	}
@@ -375,9 +375,11 @@ func (a *API) listTransactions(_ context.Context, c *call, req *kmsg.ListTransac
 	return resp
 }
 
-// confirmed is what the coordinator said of the transactions of batches, by partition: why one must not be appended, or where the log
-// ended before it was asked. In version 2 a marker raises the epoch, which keeps late batches out without that.
-type confirmed map[tp.Partition]struct {
+// confirmed is what is known of the transactions of batches, by partition: why one must not be appended, or where the log ended when its
+// transaction was open, or before the coordinator was asked. In version 2 a marker raises the epoch, which keeps late batches out without that.
+type confirmed map[tp.Partition]confirmation
+
+type confirmation struct {
 	err error
 	at  int64
 	v2  bool
@@ -393,7 +395,6 @@ func (a *API) confirm(req *kmsg.ProduceRequest, names []string) confirmed {
 	var producerID int64
 	var epoch int16
 	var partitions []tp.Partition
-	var ends []int64
 	out := confirmed{}
 	for i := range req.Topics {
 		for j := range req.Topics[i].Partitions {
@@ -406,20 +407,20 @@ func (a *API) confirm(req *kmsg.ProduceRequest, names []string) confirmed {
 			if err != nil {
 				continue
 			}
-			if end, open := p.TxnState(h.ProducerID, h.ProducerEpoch); !open {
+			end, open := p.TxnState(h.ProducerID, h.ProducerEpoch)
+			out[p.ID()] = confirmation{at: end, v2: add}
+			if !open {
 				if len(partitions) > 0 && (producerID != h.ProducerID || epoch != h.ProducerEpoch) {
-					c := out[p.ID()] // a transactional id has one producer
-					c.err = txn.ErrInvalidMapping
-					out[p.ID()] = c
+					out[p.ID()] = confirmation{err: txn.ErrInvalidMapping} // a transactional id has one producer
 					continue
 				}
 				producerID, epoch = h.ProducerID, h.ProducerEpoch
-				partitions, ends = append(partitions, p.ID()), append(ends, end)
+				partitions = append(partitions, p.ID())
 			}
 		}
 	}
 	if len(partitions) == 0 {
-		return nil
+		return out
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), confirmPatience)
 	defer cancel()
@@ -430,7 +431,7 @@ func (a *API) confirm(req *kmsg.ProduceRequest, names []string) confirmed {
 			why = errs[i]
 		}
 		c := out[id]
-		c.err, c.at, c.v2 = cmp.Or(c.err, refusal(why, req.Version)), ends[i], add
+		c.err = cmp.Or(c.err, refusal(why, req.Version))
 		out[id] = c
 	}
 	return out

@@ -588,6 +588,53 @@ func TestUploadRanges(t *testing.T) {
 	}
 }
 
+// A power cut may take a snapshot whose segment it spares. What producers wrote must outlive the segments before it all the same.
+func TestDeletedSegmentsLeaveTheirProducers(t *testing.T) {
+	for _, lost := range []string{"gone", "torn"} {
+		r := newRig(t, func(c *Config) { c.SegmentBytes = 400 })
+		raw := records(t, 2, r.now, func(b *recordbatch.Builder) { b.ProducerID, b.ProducerEpoch, b.BaseSequence = 5, 1, 0 })
+		_, err := r.AppendAsLeader(AppendRequest{Records: raw, LeaderEpoch: 3, Now: time.UnixMilli(r.now)})
+		r.must(err)
+		for len(r.Sealed()) == 0 {
+			r.add(1)
+		}
+		base := r.Offsets().ActiveBase
+		snapshot := r.path(base, segment.SnapshotSuffix)
+		r.must(r.Close())
+		if r.must(r.fs.Remove(snapshot)); lost == "torn" {
+			r.must(writeSnapshot(r.fs, snapshot, make([]byte, 10), false))
+		}
+		r.open(false, base, 0)
+		r.SetHighWatermark(math.MaxInt64)
+		r.must(r.AdvanceLogStart(base))
+		if o := r.Offsets(); o.LocalLogStart != base || len(r.Sealed()) > 0 {
+			t.Fatalf("%s: %+v", lost, o)
+		}
+		r.open(false, base, base)
+		if ps := r.Producers(time.UnixMilli(r.now)); len(ps) != 1 || ps[0].ProducerID != 5 || ps[0].LastSequence != 1 {
+			t.Errorf("%s: producers %+v", lost, ps)
+		}
+	}
+}
+
+// A log start that moved, but for the lineage, is the one that readers and the last stable offset go by.
+func TestLogStartMovesOnAFullDisk(t *testing.T) {
+	r := newRig(t, nil)
+	open := records(t, 1, r.now, func(b *recordbatch.Builder) {
+		b.ProducerID, b.ProducerEpoch, b.BaseSequence, b.Transactional = 5, 1, 0, true
+	})
+	_, err := r.AppendAsLeader(AppendRequest{Records: open, LeaderEpoch: 2, Now: time.UnixMilli(r.now)})
+	r.must(err)
+	r.add(3) // in the next leader epoch
+	r.fs.Inject(vfs.Fault{Op: vfs.OpWrite, Path: epochFile, Err: syscall.ENOSPC})
+	if err := r.AdvanceLogStart(2); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	if first, ok := r.FirstUnstable(4); !ok || first != r.Offsets().LogStart {
+		t.Errorf("first unstable offset %d %v, log start %d", first, ok, r.Offsets().LogStart)
+	}
+}
+
 func TestFullDiskAndFailedWrites(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.SegmentBytes = 400 })
 	r.add(1)

@@ -3,7 +3,6 @@ package log
 import (
 	"errors"
 	"fmt"
-	"io/fs"
 	"time"
 
 	"github.com/varve-io/varve/internal/segment"
@@ -78,12 +77,11 @@ func (l *Log) AdvanceLogStart(to int64) error {
 func (l *Log) raiseLogStartLocked(to int64) error {
 	l.logStart = to
 	l.producers.TruncateBefore(to)
-	if l.epochs.TruncateFromStart(to) {
-		if err := l.writeEpochsLocked(); err != nil {
-			return err
-		}
+	cut := l.epochs.TruncateFromStart(to)
+	l.publishLocked() // before what may fail: a lineage that begins too early does no harm, a log start that readers do not know of does
+	if cut {
+		return l.writeEpochsLocked()
 	}
-	l.publishLocked()
 	return nil
 }
 
@@ -122,13 +120,17 @@ func (l *Log) deleteOldestLocked(n int) ([]SegmentInfo, error) {
 }
 
 // keepProducers makes the snapshot at an offset durable, and with dirty its name: once the segments before it are gone,
-// nothing else tells what producers wrote in them.
+// nothing else tells what producers wrote in them. One that a power cut took is made anew while they are there.
 func (l *Log) keepProducers(offset int64, dirty bool) error {
+	if _, err := l.readSnapshot(offset); err != nil {
+		if _, err := l.remakeSnapshot(offset); err != nil {
+			return err
+		}
+		dirty = true
+	}
 	f, err := l.fs.Open(l.path(offset, segment.SnapshotSuffix))
 	if err == nil {
 		err = errors.Join(f.Sync(), f.Close())
-	} else if errors.Is(err, fs.ErrNotExist) {
-		err = nil // it was lost, and is made anew where it is needed, from what is left
 	}
 	if err == nil && dirty {
 		err = l.fs.SyncDir(l.dir)

@@ -138,16 +138,24 @@ func (l *Log) rebase(u *UploadRange, r *segment.Reader, h *segment.Handle, pos i
 // snapshotAt returns the producer snapshot file of an offset where segments meet. One that is lost or damaged
 // is made anew from an older one and the batches after it.
 func (l *Log) snapshotAt(offset int64) ([]byte, error) {
-	path := l.path(offset, segment.SnapshotSuffix)
-	b, err := vfs.ReadFile(l.fs, path, snapshotMax)
-	if err == nil {
-		if _, err = producerstate.ParseSnapshot(b); err == nil {
-			return b, nil
-		}
+	if b, err := l.readSnapshot(offset); err == nil {
+		return b, nil
 	}
-	// Under flushMu no segment goes away.
 	l.flushMu.Lock()
 	defer l.flushMu.Unlock()
+	return l.remakeSnapshot(offset)
+}
+
+func (l *Log) readSnapshot(offset int64) ([]byte, error) {
+	b, err := vfs.ReadFile(l.fs, l.path(offset, segment.SnapshotSuffix), snapshotMax)
+	if err == nil {
+		_, err = producerstate.ParseSnapshot(b)
+	}
+	return b, err
+}
+
+// remakeSnapshot runs under flushMu: no segment goes away.
+func (l *Log) remakeSnapshot(offset int64) ([]byte, error) {
 	l.mu.Lock()
 	v, snapshots, nowMs := l.current.Load(), append([]int64(nil), l.snapshots...), l.flushedMs
 	l.mu.Unlock()
@@ -159,8 +167,8 @@ func (l *Log) snapshotAt(offset int64) ([]byte, error) {
 	if err != nil {
 		return nil, err
 	}
-	b = producerstate.MarshalSnapshot(state.Snapshot())
-	if err := writeSnapshot(l.fs, path, b, false); err != nil {
+	b := producerstate.MarshalSnapshot(state.Snapshot())
+	if err := writeSnapshot(l.fs, l.path(offset, segment.SnapshotSuffix), b, false); err != nil {
 		return nil, err
 	}
 	l.mu.Lock()

@@ -83,8 +83,9 @@ func (p *Partition) takeFetched(f Fetched) (restarted, rolled bool, err error) {
 	if len(f.Records) > 0 {
 		_, err = p.log.AppendAsFollower(f.Records, f.LeaderEpoch, f.Now)
 		var gap *log.UnexpectedOffsetError
-		if errors.As(err, &gap) && before.Size == 0 && gap.First < before.End && before.End <= gap.Last {
-			// The leader's log starts inside a batch (DeleteRecords): an empty log may begin with that batch.
+		if errors.As(err, &gap) && (before.Size == 0 || before.End <= f.LogStart) && gap.First < before.End && before.End <= gap.Last {
+			// The leader's log starts inside a batch (DeleteRecords): a log that is empty, or of what the leader has deleted, may begin with
+			// that batch.
 			restarted = true
 			if err = p.log.TruncateFullyAndStartAt(gap.First, min(before.LogStart, gap.First), nil, nil); err == nil {
 				p.hw = gap.First

@@ -81,6 +81,26 @@ func TestEndOfAnEpochBeforeAnEmptyLog(t *testing.T) {
 	}
 }
 
+// A follower that was cut to where its leader's log starts, inside a batch, begins with that batch: what it has below is deleted.
+func TestALogOfDeletedRecordsBeginsInsideABatch(t *testing.T) {
+	for _, c := range []struct {
+		logStart int64
+		ok       bool
+	}{{2, true}, {1, false}} {
+		p := follows(t)
+		if _, err := p.TakeFetched(partition.Fetched{LeaderEpoch: 4, Offset: 0, Records: from(t, 0, 3), HighWatermark: 0, Now: start}); err != nil {
+			t.Fatal(err)
+		}
+		restarted, err := p.TakeFetched(partition.Fetched{LeaderEpoch: 4, Offset: 2, Records: from(t, 1, 4), HighWatermark: 3, LogStart: c.logStart, Now: start})
+		if restarted != c.ok || (err == nil) != c.ok {
+			t.Errorf("log start %d: restarted %v, %v", c.logStart, restarted, err)
+		}
+		if o := p.Log().Offsets(); c.ok && (o.LogStart != 2 || o.LocalLogStart != 2 || o.End != 3) {
+			t.Errorf("%+v", o)
+		}
+	}
+}
+
 // When a log has begun anew inside a batch and that cannot be appended, the high watermark is not above the log's end.
 func TestHighWatermarkFallsWithALogThatBeginsInsideABatch(t *testing.T) {
 	fs := vfs.NewFaulty(vfs.NewMem())

@@ -19,8 +19,11 @@ type leadership struct {
 	// proposed is an ISR that is on its way to the controller, nil if none is. Until it is settled, what is in either ISR
 	// must have a record before it is committed: it may be elected with either.
 	proposed []int32
-	asking   bool
-	again    time.Time // not before: the controller refused the last one
+	// undecided are the members of proposals that got no answer. They may be in the ISR at any time until the image has a newer
+	// partition epoch, which the next proposal brings about, also one of the present ISR.
+	undecided []int32
+	asking    bool
+	again     time.Time // not before: the controller refused the last one
 }
 
 // followerOf is a follower as its leader sees it.
@@ -51,7 +54,7 @@ func newLeadership(r *Role, self int32, end int64, now time.Time) *leadership {
 
 // settled takes over an ISR that the image has: whatever was proposed is decided.
 func (l *leadership) settled(r *Role, self int32) {
-	l.proposed, l.asking = nil, false
+	l.proposed, l.undecided, l.asking = nil, nil, false
 	for _, id := range r.Replicas {
 		if id != self && l.followers[id] == nil {
 			l.followers[id] = &followerOf{end: -1, epoch: -1, leaderEnd: -1}
@@ -66,6 +69,11 @@ func (l *leadership) settled(r *Role, self int32) {
 	}
 }
 
+// elects says whether a replica that is not in the ISR may be elected all the same, for all that is known of proposals.
+func (l *leadership) elects(id int32) bool {
+	return slices.Contains(l.proposed, id) || slices.Contains(l.undecided, id)
+}
+
 // advance moves the high watermark up to what every replica that may be elected has. It stays while fewer replicas than
 // min.insync.replicas are in sync: what only they have is not committed, whatever a write asked for.
 func (p *Partition) advance(now time.Time) (moved bool) {
@@ -74,10 +82,10 @@ func (p *Partition) advance(now time.Time) (moved bool) {
 	}
 	hw := p.log.Offsets().End
 	for id, f := range p.lead.followers {
-		if f.joining.IsZero() && !slices.Contains(p.role.ISR, id) && !slices.Contains(p.lead.proposed, id) {
+		if f.joining.IsZero() && !slices.Contains(p.role.ISR, id) && !p.lead.elects(id) {
 			continue
 		}
-		if !f.joining.IsZero() && now.Sub(f.joining) > joinPatience && !slices.Contains(p.lead.proposed, id) {
+		if !f.joining.IsZero() && now.Sub(f.joining) > joinPatience && !p.lead.elects(id) {
 			f.joining = time.Time{} // too slow: it may try again once it is near
 			continue
 		}
@@ -237,7 +245,8 @@ type Proposal struct {
 }
 
 // Propose returns the ISR that the leader wants if that is not the present one; the answer goes to Settle. Members that
-// have not caught up for lagMax leave, followers that reached the high watermark join.
+// have not caught up for lagMax leave, followers that reached the high watermark join. After a proposal that got no answer the present one is
+// proposed, too: what was proposed before then comes too late.
 func (p *Partition) Propose(now time.Time, lagMax time.Duration) (Proposal, bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -261,7 +270,7 @@ func (p *Partition) Propose(now time.Time, lagMax time.Duration) (Proposal, bool
 		}
 		o.ISR, o.Epochs = append(o.ISR, id), append(o.Epochs, f.epoch)
 	}
-	if sameMembers(o.ISR, p.role.ISR) {
+	if sameMembers(o.ISR, p.role.ISR) && len(l.undecided) == 0 {
 		l.proposed = nil
 		return Proposal{}, false
 	}
@@ -302,6 +311,8 @@ func (p *Partition) Settle(o Proposal, out Outcome, now time.Time) {
 	switch out {
 	case Accepted:
 		return // and the image settles it
+	case Unknown:
+		l.undecided = append(l.undecided, o.ISR...)
 	case Refused:
 		l.proposed = nil
 		for _, f := range l.followers {

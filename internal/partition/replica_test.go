@@ -228,6 +228,28 @@ func TestUnknownOutcome(t *testing.T) {
 	w.high(2)
 }
 
+// A proposal without an answer may have been accepted, and the next one be refused for that. Whoever it would bring in holds the high watermark
+// until the image has a newer partition epoch, which the present ISR is proposed for.
+func TestRefusalBehindAnUnknownOutcome(t *testing.T) {
+	w := leads(t, of(0, 1, 2))
+	w.fetch(3, 0, start)
+	w.write(1, start)
+	w.fetch(2, 1, start)
+	w.fetch(3, 1, start)
+	w.Settle(w.wants(start, "[1 2 3]"), partition.Unknown, start)
+	w.write(1, start)
+	w.fetch(2, 2, at(5))
+	w.Settle(w.wants(at(5), "[1 2 3]"), partition.Refused, at(5))
+	w.high(1)
+	w.fetch(2, 2, at(8))
+	w.high(1)
+	w.Settle(w.wants(at(8), "[1 2]"), partition.Accepted, at(8))
+	w.high(1)
+	w.Assume(of(1, 1, 2), at(8))
+	w.high(2)
+	w.wants(at(9), "nothing")
+}
+
 func TestFollowedRefuses(t *testing.T) {
 	w := leads(t, of(0, 1, 2))
 	for _, c := range []struct {

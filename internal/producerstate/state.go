@@ -225,10 +225,16 @@ func (s *State) CheckMarker(h *recordbatch.Header, c recordbatch.Control, v2 boo
 	return nil
 }
 
+// Outdated says whether an error of CheckMarker means that the partition has no use for the marker: it has a newer coordinator's, or its
+// producer went on from there.
+func Outdated(err error) bool {
+	return errors.Is(err, ErrInvalidProducerEpoch) || errors.Is(err, ErrCoordinatorFenced)
+}
+
 // CheckTxn says whether a batch that was confirmed to belong to its producer's transaction when the log ended at an offset still does: a
-// marker since then says that the transaction is over.
+// marker since then says that the transaction is over, and another may have begun.
 func (s *State) CheckTxn(h *recordbatch.Header, confirmed int64) error {
-	if p := s.producers[h.ProducerID]; p != nil && p.txnFirst < 0 && p.lastMarker >= confirmed {
+	if p := s.producers[h.ProducerID]; p != nil && p.lastMarker >= confirmed {
 		return fmt.Errorf("%w: producer %d: the transaction ended at offset %d", ErrInvalidTxnState, h.ProducerID, p.lastMarker)
 	}
 	return nil

@@ -214,6 +214,35 @@ func TestTransactions(t *testing.T) {
 
 // TestNothingIsWrittenTwice lets a client with five batches in flight send, repeat and lose answers at random:
 // what the state accepts is each number once and in order.
+// A batch that was confirmed before a marker belongs to the transaction that has ended, whether the next one has begun or not.
+func TestConfirmedBeforeAMarker(t *testing.T) {
+	l := &log{State: New()}
+	write := func(seq int32) {
+		if _, _, err := l.write(header(7, 0, seq, 1, transactional)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	write(0)
+	confirmed := l.end
+	late := header(7, 0, 2, 1, transactional)
+	if err := l.CheckTxn(late, confirmed); err != nil {
+		t.Errorf("without a marker: %v", err)
+	}
+	if _, _, err := l.mark(7, 0, recordbatch.ControlCommit, 0); err != nil {
+		t.Fatal(err)
+	}
+	if err := l.CheckTxn(late, confirmed); !errors.Is(err, ErrInvalidTxnState) {
+		t.Errorf("after the marker: %v", err)
+	}
+	if err := l.CheckTxn(late, l.end); err != nil {
+		t.Errorf("confirmed since: %v", err)
+	}
+	write(1)
+	if err := l.CheckTxn(late, confirmed); !errors.Is(err, ErrInvalidTxnState) {
+		t.Errorf("in the next transaction: %v", err)
+	}
+}
+
 func TestNothingIsWrittenTwice(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := &log{State: New()}

@@ -20,12 +20,23 @@ const (
 	NoRestore             // a leader behind the tier gives its offsets out again
 	AckEarly              // a write is acknowledged when the leader has it
 	LeaveObjects          // records of deleted segments go, their objects stay
+	MarkEarly             // markers are sent before the decision is committed
+	CompleteEarly         // a transaction is complete before all markers are written
+	NoVerification        // a partition does not ask whether a batch's transaction has it
+	TrustOpen             // a batch is appended though its transaction has ended since it was looked at
+	AnyCoordinator        // markers of an older coordinator are taken
+	ApplyAborted          // offsets of an aborted transaction count
+	ReadUndecided         // read_committed is answered up to the high watermark
+	TrustRefusals         // a marker that is refused since it is there counts before it is committed
+	GiveUpDoubt           // a coordinator that could not lead for a moment never learns what became of its writes
+	ForgetDecisions       // a new coordinator does not go on with what was decided
 )
 
 // String names the bug.
 func (b Bug) String() string {
 	names := []string{"none", "no divergence", "upload uncommitted", "delete early", "retain untiered", "forget producers", "forget epochs", "fake followed",
-		"no checkpoint", "keep in ISR", "no restore", "ack early", "leave objects"}
+		"no checkpoint", "keep in ISR", "no restore", "ack early", "leave objects", "mark early",
+		"complete early", "no verification", "trust open", "any coordinator", "apply aborted", "read undecided", "trust refusals", "give up doubt", "forget decisions"}
 	if b < 0 || int(b) >= len(names) {
 		return fmt.Sprint(int(b))
 	}

@@ -1,6 +1,7 @@
 package sim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -21,6 +22,7 @@ type clients struct {
 	s         *sim
 	streams   []*stream
 	consumers []*consumer
+	accounts  []*account
 }
 
 func (c *clients) init(s *sim) {
@@ -32,6 +34,9 @@ func (c *clients) init(s *sim) {
 		}
 		c.consumers = append(c.consumers, &consumer{s: s, id: id, offset: -1}, &consumer{s: s, id: id, offset: -1, direct: true})
 	}
+	if s.o.Transactions {
+		c.initTransactions()
+	}
 }
 
 func (c *clients) begin() {
@@ -40,6 +45,9 @@ func (c *clients) begin() {
 	}
 	for _, x := range c.consumers {
 		x.later()
+	}
+	for _, a := range c.accounts {
+		a.begin()
 	}
 }
 
@@ -83,7 +91,7 @@ func (p *stream) produce() {
 
 // leader is where a client believes a partition's leader to be.
 func (s *sim) leader(id tp.Partition) int32 {
-	p := s.partition(id.Index)
+	p := s.state(id)
 	switch {
 	case p == nil:
 		return -1
@@ -138,7 +146,7 @@ type ack struct {
 	first, last int64
 	epoch       int32
 	duplicate   bool
-	seen        checker.Ack
+	seen        *checker.Ack // of a client
 	deadline    int64
 	answer      func(first, last int64, err error)
 }
@@ -149,7 +157,7 @@ func (n *node) append(p *stream, raw []byte, answer func(first, last int64, err 
 	if r == nil {
 		return
 	}
-	part := r.parts[p.id.Index]
+	part := r.parts[n.s.slot(p.id)]
 	if part == nil {
 		answer(-1, -1, partition.ErrNotLeader)
 		return
@@ -157,7 +165,7 @@ func (n *node) append(p *stream, raw []byte, answer func(first, last int64, err 
 	res, err := part.p.Append(partition.Write{Records: slices.Clone(raw), Now: at(n.wall()), AllReplicas: p.all})
 	n.s.touch(r)
 	if err != nil {
-		state, role := n.s.partition(p.id.Index), part.p.Role()
+		state, role := n.s.state(p.id), part.p.Role()
 		if errors.Is(err, producerstate.ErrOutOfOrderSequence) && p.all && p.waits(raw) && p.epoch == 0 && n.s.check.Generation(p.id) == 0 && role.LeaderEpoch == state.LeaderEpoch {
 			n.s.check.Fail(checker.Idempotent, p.id, "producer %d, whose every batch was acknowledged by all replicas, is refused by leader %d: %v", p.pid, n.id, err)
 		}
@@ -170,7 +178,7 @@ func (n *node) append(p *stream, raw []byte, answer func(first, last int64, err 
 	}
 	h, _ := recordbatch.ParseHeader(raw)
 	a := &ack{first: res.FirstOffset, last: res.LastOffset, epoch: res.Epoch, duplicate: res.Duplicate, deadline: n.s.now + 1000, answer: answer,
-		seen: checker.Ack{ProducerID: h.ProducerID, Epoch: h.ProducerEpoch, Sequence: h.BaseSequence, First: res.FirstOffset, Last: res.LastOffset, Leader: res.Epoch, Generation: p.generation}}
+		seen: &checker.Ack{ProducerID: h.ProducerID, Epoch: h.ProducerEpoch, Sequence: h.BaseSequence, First: res.FirstOffset, Last: res.LastOffset, Leader: res.Epoch, Generation: p.generation}}
 	part.acks = append(part.acks, a)
 	n.s.after(1001, func() { n.s.touch(r) })
 }
@@ -187,8 +195,10 @@ func (part *replica) settleAcks() {
 		case err != nil:
 			a.answer(-1, -1, err)
 		case committed:
-			s.stats.Acked++
-			s.check.Acked(part.id, a.seen)
+			if a.seen != nil {
+				s.stats.Acked++
+				s.check.Acked(part.id, *a.seen)
+			}
 			a.answer(a.first, a.last, nil)
 		case s.now > a.deadline:
 			if err := part.p.LateWrite(); err != nil {
@@ -205,12 +215,15 @@ func (part *replica) settleAcks() {
 
 // consumer reads one partition from its start to its end, again and again.
 type consumer struct {
-	s      *sim
-	id     tp.Partition
-	direct bool // takes locations and reads the bucket itself
-	offset int64
-	idle   int // empty answers in a row
-	rounds int // times that it has reached the end
+	s         *sim
+	id        tp.Partition
+	direct    bool // takes locations and reads the bucket itself
+	committed bool // reads what is committed
+	keep      bool // keeps the offsets of what it is shown
+	kept      []int64
+	offset    int64
+	idle      int // empty answers in a row
+	rounds    int // times that it has reached the end
 }
 
 func (c *consumer) later() { c.s.after(c.s.between(30, 150), c.poll) }
@@ -253,9 +266,9 @@ func (r *run) serve(c *consumer) (progress bool) {
 		c.offset, c.idle = marks.LogStart, 0
 		return true
 	}
-	part := fetch.Part{Topic: c.id.Topic, Index: c.id.Index, Offset: c.offset, MaxBytes: int(s.between(1, 1500)), CurrentEpoch: s.partition(c.id.Index).LeaderEpoch, LastFetchedEpoch: -1,
+	part := fetch.Part{Topic: c.id.Topic, Index: c.id.Index, Offset: c.offset, MaxBytes: int(s.between(1, 1500)), CurrentEpoch: s.state(c.id).LeaderEpoch, LastFetchedEpoch: -1,
 		WantLocation: c.direct}
-	req := &fetch.Request{Parts: []fetch.Part{part}, MaxBytes: part.MaxBytes, MinBytes: 1, TierWait: time.Minute, AnyReplica: true}
+	req := &fetch.Request{Parts: []fetch.Part{part}, MaxBytes: part.MaxBytes, MinBytes: 1, TierWait: time.Minute, AnyReplica: true, Committed: c.committed && s.o.Bug != ReadUndecided}
 	if c.direct {
 		req.Formats = []string{tier.FormatKafkaV1}
 	}
@@ -301,8 +314,49 @@ func (r *run) serve(c *consumer) (progress bool) {
 		s.stats.FollowerRead++
 	}
 	r.observe() // what is read must have been seen to be committed
+	if c.committed {
+		c.filter(p, raw, res.Aborted, via)
+	}
 	c.offset = s.check.Read(c.id, checker.Read{Epoch: epoch, Offset: c.offset, Records: raw, Leads: leads, Via: via})
 	return true
+}
+
+// filter is what a read_committed client does with an answer: it leaves out what the list of aborted transactions names.
+func (c *consumer) filter(p *partition.Partition, raw []byte, aborted []producerstate.AbortedTxn, via string) {
+	aborted = slices.Clone(aborted)
+	slices.SortFunc(aborted, func(a, b producerstate.AbortedTxn) int { return cmp.Compare(a.FirstOffset, b.FirstOffset) })
+	hidden := map[int64]bool{} // by producer id
+	var shown []checker.Shown
+	for len(raw) > 0 {
+		h, err := recordbatch.ParseHeader(raw)
+		if err != nil {
+			return // Read tells
+		}
+		for len(aborted) > 0 && aborted[0].FirstOffset <= h.LastOffset() {
+			hidden[aborted[0].ProducerID] = true
+			aborted = aborted[1:]
+		}
+		switch {
+		case h.IsControl():
+			if m, ok, err := recordbatch.ControlOf(raw[:h.Size]); err == nil && ok && m.Type == recordbatch.ControlAbort {
+				delete(hidden, h.ProducerID)
+			}
+		case h.IsTransactional():
+			_, open := p.TxnState(h.ProducerID, h.ProducerEpoch)
+			shown = append(shown, checker.Shown{Base: h.BaseOffset, Shown: !hidden[h.ProducerID], Open: open})
+			if hidden[h.ProducerID] {
+				c.s.stats.Hidden++
+				break
+			}
+			fallthrough
+		default:
+			for at := max(h.BaseOffset, c.offset); c.keep && at <= h.LastOffset(); at++ {
+				c.kept = append(c.kept, at)
+			}
+		}
+		raw = raw[h.Size:]
+	}
+	c.s.check.Committed(c.id, via, shown)
 }
 
 // whole leaves out batches before offset, where the range of an object may begin, and one that is cut off at its end.

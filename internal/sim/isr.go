@@ -23,7 +23,7 @@ func (part *replica) proposeSoon() {
 // propose is broker.proposeAll for one partition.
 func (part *replica) propose() {
 	r, s := part.r, part.r.n.s
-	if !r.alive() || r.parts[part.id.Index] != part || r.epoch < 0 {
+	if !r.alive() || !part.here() || r.epoch < 0 {
 		return
 	}
 	o, ok := part.p.Propose(r.n.steady(), lagMs*time.Millisecond)

@@ -29,7 +29,7 @@ type node struct {
 	run     *run
 	runs    int64
 	skew    int64
-	lost    []bool // by partition: data was lost here, and the broker has not registered since
+	lost    []bool // by slot: data was lost here, and the broker has not registered since
 	hurt    bool   // its disk failed since it was last repaired
 	quiet   bool   // the checks read: no fault is for them
 	awaited bool   // an image is on its way
@@ -63,7 +63,7 @@ type run struct {
 	incarnation tp.UUID
 	epoch       int64 // -1 before it is registered
 	img         *metadata.Image
-	parts       [8]*replica // by partition
+	parts       [8]*replica // by slot
 	known       marks
 	clean       bool
 	contact     int64 // when the last answered heartbeat was sent
@@ -84,6 +84,7 @@ type waiting struct {
 type replica struct {
 	r      *run
 	id     tp.Partition
+	slot   int
 	p      *partition.Partition
 	m      *member
 	t      *task
@@ -92,12 +93,17 @@ type replica struct {
 	isrDue bool
 	end    int64 // when it was last looked at
 	held   bool
+	ledger *ledger // what is coordinated here, of a partition of the cluster's own topics
+	desk   *desk
 }
 
 const dataDir = "/d"
 
+// here says that the process still has this replica.
+func (part *replica) here() bool { return part.r.parts[part.slot] == part }
+
 func newNode(s *sim, id int32) *node {
-	n := &node{s: s, id: id, rack: fmt.Sprint("r", int(id)%s.plan.racks), mem: vfs.NewMem(), lost: make([]bool, s.plan.partitions)}
+	n := &node{s: s, id: id, rack: fmt.Sprint("r", int(id)%s.plan.racks), mem: vfs.NewMem(), lost: make([]bool, len(s.ids))}
 	if s.plan.has(Clocks) {
 		n.skew = s.between(-2000, 2000)
 	}
@@ -201,17 +207,18 @@ func (n *node) replaceDisk(mem *vfs.Mem) {
 
 // loses notes that this machine has lost data. Until it registers anew its leaders do not know.
 func (n *node) loses() {
-	for index := range n.lost {
-		n.lost[index] = n.s.partition(int32(index)) != nil
+	for slot, id := range n.s.ids {
+		n.lost[slot] = n.s.state(id) != nil
 	}
 }
 
 // Get finds a partition; run is fetch.Replicas.
 func (r *run) Get(id tp.Partition) (*partition.Partition, bool) {
-	if id.Topic != topic || int(id.Index) >= len(r.parts) || r.parts[id.Index] == nil {
+	slot := r.n.s.slot(id)
+	if slot < 0 || r.parts[slot] == nil {
 		return nil, false
 	}
-	return r.parts[id.Index].p, true
+	return r.parts[slot].p, true
 }
 
 func (r *run) await(index uint64, do func()) {
@@ -241,7 +248,11 @@ func (r *run) settleWaits() {
 
 // follow makes the partitions what an image says, in the order of broker.follow.
 func (r *run) follow(img *metadata.Image) {
-	if me, ok := img.Brokers[r.n.id]; !ok || me.Incarnation != r.incarnation || img == r.img {
+	me, ok := img.Brokers[r.n.id]
+	if ok && me.Incarnation != r.incarnation && r.epoch >= 0 && me.Epoch > r.epoch && r.img.Index == 0 {
+		r.register() // a registration of the run before came late
+	}
+	if !ok || me.Incarnation != r.incarnation || img == r.img {
 		return // it has not joined yet
 	}
 	defer r.n.s.touch(r)
@@ -261,8 +272,8 @@ func (r *run) follow(img *metadata.Image) {
 			}
 			if contains(p.Replicas, r.n.id) {
 				follow = append(follow, target{t, p})
-			} else if r.parts[p.Index] != nil {
-				r.remove(r.parts[p.Index])
+			} else if part := r.parts[r.n.s.slot(tp.Partition{Topic: t.Name, Index: p.Index})]; part != nil {
+				r.remove(part)
 				removed = true
 			}
 		}
@@ -273,7 +284,7 @@ func (r *run) follow(img *metadata.Image) {
 	defaults := config.TopicDefaults(r.n.s.static)
 	for _, x := range follow {
 		v := config.TopicValues(defaults, x.t.Configs)
-		if part := r.parts[x.p.Index]; part != nil {
+		if part := r.parts[r.n.s.slot(tp.Partition{Topic: x.t.Name, Index: x.p.Index})]; part != nil {
 			r.adjust(part, x.p, v)
 		} else {
 			r.open(x.t, x.p, v)
@@ -297,7 +308,7 @@ func sameConfigs(a, b map[string]string) bool {
 func (r *run) open(t *metadata.Topic, state *metadata.Partition, v config.Values) {
 	s := r.n.s
 	id := tp.Partition{Topic: t.Name, Index: state.Index}
-	part := &replica{r: r, id: id}
+	part := &replica{r: r, id: id, slot: s.slot(id)}
 	options := log.Options{FS: disk{r.n.fs, r.n}, Dir: r.n.file(id.String()), Partition: id, TopicID: t.ID, Config: logConfig(v), Clean: r.clean,
 		RecoveryPoint: r.known.recovery[id], LogStart: r.known.starts[id], Now: at(r.n.wall())}
 	l, err := log.Open(options)
@@ -309,7 +320,7 @@ func (r *run) open(t *metadata.Topic, state *metadata.Partition, v config.Values
 		s.note("%s: broker %d cannot open it: %v", id, r.n.id, err)
 		s.stats.Crippled++
 		part.p = partition.Offline(id, t.ID, r.n.id, err)
-		r.parts[id.Index] = part
+		r.parts[part.slot] = part
 		return
 	}
 	if rep := l.Recovery(); rep.TornBytes > 0 || rep.Restarted || l.Offsets().End > 0 {
@@ -321,7 +332,7 @@ func (r *run) open(t *metadata.Topic, state *metadata.Partition, v config.Values
 		ISRDue:  func(*partition.Partition) { part.proposeSoon() },
 	})
 	part.p.Suspend(r.suspended)
-	r.parts[id.Index] = part
+	r.parts[part.slot] = part
 	r.adjust(part, state, v)
 }
 
@@ -339,6 +350,7 @@ func (r *run) adjust(part *replica, state *metadata.Partition, v config.Values) 
 		part.held = true
 		s.after(s.between(1, 100), func() { r.restore(part, state) })
 	}
+	before, epoch := part.p.Leadership()
 	part.p.Assume(partition.Role{Leader: state.Leader, LeaderEpoch: state.LeaderEpoch, PartitionEpoch: state.PartitionEpoch, Replicas: state.Replicas, ISR: state.ISR,
 		MinISR: v.Int("min.insync.replicas")}, r.n.steady())
 	if err := part.p.SetRemote(state.Remote, state.LogStart); err != nil {
@@ -352,6 +364,12 @@ func (r *run) adjust(part *replica, state *metadata.Partition, v config.Values) 
 	} else {
 		part.followLeader()
 	}
+	switch {
+	case leads && (before != r.n.id || epoch != state.LeaderEpoch):
+		r.elect(part)
+	case !leads && before == r.n.id:
+		part.resign()
+	}
 	if leads && (v.Bool("remote.storage.enable") || len(state.Remote) > 0) {
 		part.lead()
 	} else {
@@ -364,7 +382,7 @@ var errRestoring = fmt.Errorf("it is being restored from the bucket")
 // restore is broker.continueBehind.
 func (r *run) restore(part *replica, state *metadata.Partition) {
 	s := r.n.s
-	if !r.alive() || r.parts[part.id.Index] != part {
+	if !r.alive() || !part.here() {
 		return
 	}
 	defer s.touch(r)
@@ -393,7 +411,7 @@ func (r *run) restore(part *replica, state *metadata.Partition) {
 // remove closes a partition that is not this broker's any more.
 func (r *run) remove(part *replica) {
 	r.n.s.note("%s: broker %d removes it", part.id, r.n.id)
-	r.parts[part.id.Index] = nil
+	r.parts[part.slot] = nil
 	part.p.Retire()
 	part.m, part.t = nil, nil
 	path := r.n.file(part.id.String())
@@ -455,7 +473,7 @@ func (r *run) save(now marks, names ...string) (ok bool) {
 
 // flush is what follows a roll.
 func (r *run) flush(part *replica) {
-	if !r.alive() || r.parts[part.id.Index] != part {
+	if !r.alive() || !part.here() {
 		return
 	}
 	if l := part.p.Log(); l != nil && part.p.Cause() == nil {
@@ -507,7 +525,7 @@ func (r *run) upkeep() {
 		default:
 			r.checkpoint(log.LogStartFile)
 		}
-		if part := r.parts[s.rng.IntN(s.plan.partitions)]; part != nil && part.p.Log() != nil && part.p.Cause() == nil && s.chance(3) {
+		if part := r.parts[s.rng.IntN(len(s.ids))]; part != nil && part.p.Log() != nil && part.p.Cause() == nil && s.chance(3) {
 			_ = part.p.Log().Flush()
 		}
 		for _, part := range r.parts {
@@ -541,7 +559,7 @@ func (r *run) repair() {
 		n.s.note("%s: broker %d loses its folder", part.id, n.id)
 		_ = n.fs.RemoveAll(n.file(part.id.String()))
 		_ = n.fs.SyncDir(dataDir)
-		n.lost[part.id.Index] = true
+		n.lost[part.slot] = true
 	}
 	n.hurt = false
 	n.s.after(n.s.between(10, 300), n.start)

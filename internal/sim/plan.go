@@ -30,10 +30,14 @@ const (
 	Disabling                     // the topic leaves the tier and comes back
 	Controllers                   // the controller moves, and proposals lose their answers
 	Stale                         // images arrive late
+	Moments                       // brokers die between two steps of a transaction
 	allFaults   Fault = 1<<iota - 1
 )
 
-var faultNames = []string{"loss", "cuts", "kills", "power", "wipes", "disks", "store", "outages", "clocks", "moves", "elections", "shutdowns", "configs", "unclean", "trims", "retention", "disabling", "controllers", "stale"}
+var faultNames = []string{"loss", "cuts", "kills", "power", "wipes", "disks", "store", "outages", "clocks", "moves", "elections", "shutdowns", "configs", "unclean", "trims", "retention", "disabling", "controllers", "stale", "moments"}
+
+// plainFaults are those of runs without transactions.
+const plainFaults = 19
 
 // String lists the kinds.
 func (f Fault) String() string {
@@ -75,7 +79,7 @@ type plan struct {
 
 func (p *plan) has(f Fault) bool { return p.faults&f != 0 }
 
-func draw(r *rand.Rand, off Fault) plan {
+func draw(r *rand.Rand, off Fault, transactions bool) plan {
 	p := plan{brokers: 1 + r.IntN(5), partitions: 1 + r.IntN(3), racks: 1 + r.IntN(3), configs: map[string]string{}}
 	if p.brokers < 3 && r.IntN(2) == 0 {
 		p.brokers = 3
@@ -85,7 +89,7 @@ func draw(r *rand.Rand, off Fault) plan {
 		p.factor = min(3, p.brokers)
 	}
 	some := r.IntN(3)
-	for i := range faultNames {
+	for i := range plainFaults {
 		if r.IntN(3) <= some {
 			p.faults |= 1 << i
 		}
@@ -115,6 +119,13 @@ func draw(r *rand.Rand, off Fault) plan {
 	p.configs["retention.bytes"] = p.totalBytes
 	p.configs["local.retention.bytes"] = p.local()
 	p.configs["local.retention.ms"] = "-2"
+	if transactions {
+		p.partitions = max(p.partitions, 2)
+		p.faults &^= Unclean // which break what transactions promise
+		if r.IntN(2) == 0 {
+			p.faults |= Moments &^ off
+		}
+	}
 	return p
 }
 

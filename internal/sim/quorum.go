@@ -121,7 +121,7 @@ func (q *quorum) saw(record metadata.Record) {
 	s := q.s
 	switch r := record.(type) {
 	case metadata.PartitionRecord:
-		id := tp.Partition{Topic: topic, Index: r.Index}
+		id := tp.Partition{Topic: q.img.TopicsByID[r.Topic].Name, Index: r.Index}
 		s.note("%s: leader %d, epoch %d/%d, ISR %v of %v (+%v -%v) unclean %v", id, r.Leader, r.LeaderEpoch, r.PartitionEpoch, r.ISR, r.Replicas, r.Adding, r.Removing, r.Unclean)
 		s.stats.Elections++
 		if r.Unclean {
@@ -170,23 +170,23 @@ func contains(list []int32, id int32) bool {
 // the partition any more.
 func (s *sim) lastCopies(id int32) {
 	n := s.node(id)
-	for index := range n.lost {
-		if !n.lost[index] {
+	for slot, part := range s.ids {
+		if !n.lost[slot] {
 			continue
 		}
-		p := s.partition(int32(index))
+		p := s.state(part)
 		if p != nil && len(p.ISR) == 1 && p.ISR[0] == id {
-			s.taint(p, fmt.Sprintf("broker %d was the last in sync and lost data", id))
+			s.taint(part, p, fmt.Sprintf("broker %d was the last in sync and lost data", id))
 		}
-		n.lost[index] = false
+		n.lost[slot] = false
 	}
 }
 
 // taint gives up what is not in the tier.
-func (s *sim) taint(p *metadata.Partition, why string) {
-	s.note("%s-%d: the history ends here: %s", topic, p.Index, why)
+func (s *sim) taint(id tp.Partition, p *metadata.Partition, why string) {
+	s.note("%s: the history ends here: %s", id, why)
 	s.stats.Tainted++
-	s.check.Reset(tp.Partition{Topic: topic, Index: p.Index}, p.Remote.End()+1, p.LeaderEpoch+1)
+	s.check.Reset(id, p.Remote.End()+1, p.LeaderEpoch+1)
 }
 
 // deliver brings the newest image to a node, in its time.

@@ -10,6 +10,7 @@ import (
 	"github.com/varve-io/varve/internal/leaderepoch"
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/tp"
 )
 
 // member is one partition that follows, as in replication.member: it belongs to one leader and one epoch.
@@ -22,7 +23,7 @@ type member struct {
 }
 
 func (m *member) stopped() bool {
-	return !m.part.r.alive() || m.part.m != m || m.part.r.parts[m.part.id.Index] != m.part
+	return !m.part.r.alive() || m.part.m != m || !m.part.here()
 }
 
 // followLeader is replication.Service.Follow.
@@ -133,7 +134,7 @@ func (n *node) serveFollower(part fetch.Part, from fetch.Follower, answer func(f
 	results := r.fetch.Fetch(s.ctx, &fetch.Request{Parts: []fetch.Part{part}, MaxBytes: 600, MinBytes: 1, Follower: &from, Now: n.steady()})
 	s.touch(r)
 	a := answerOf(&results[0])
-	host := r.parts[part.Index]
+	host := r.parts[s.slot(tp.Partition{Topic: part.Topic, Index: part.Index})]
 	if host != nil && host.p.Cause() == nil && s.o.Bug == FakeFollowed {
 		_ = host.p.Followed(partition.FollowerFetch{Follower: from.ID, BrokerEpoch: from.Epoch, LeaderEpoch: part.CurrentEpoch, Offset: host.p.Log().Offsets().End, Now: n.steady()})
 	}
@@ -221,7 +222,7 @@ func (m *member) ask(step follower.Step) {
 			}
 			err := error(partition.ErrNotLeader)
 			var marks partition.Offsets
-			if host := to.parts[m.part.id.Index]; host != nil {
+			if host := to.parts[m.part.slot]; host != nil {
 				if marks, err = host.p.Offsets(step.LeaderEpoch); err == nil && !host.p.Log().Config().Tiered {
 					marks.RemoteEnd = -1
 				}

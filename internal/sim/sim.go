@@ -4,6 +4,10 @@
 // reader. What is simulated are the shells: the network, the metadata quorum (one ordered log), clocks, processes, disks
 // and the bucket.
 //
+// With Options.Transactions the cluster keeps __transaction_state and __consumer_offsets, too, and coordinates: package txn's states, the
+// coordinator's reads and writes, markers, verification, a group's pending offsets. Clients copy partitions exactly once, write, abort, die, or
+// are paused and come back as zombies; any process may end between two steps.
+//
 // A run is a function of its options: one seeded source of randomness, one clock, no goroutine of its own. (The tier reader
 // fetches in goroutines; the simulator waits for each of them.) Each seed draws which kinds of faults there are, and how
 // many. After the storm everything is healed, and the cluster must come to rest with nothing lost, left behind or
@@ -24,6 +28,7 @@ import (
 	"github.com/varve-io/varve/internal/checker"
 	"github.com/varve-io/varve/internal/config"
 	"github.com/varve-io/varve/internal/controller"
+	"github.com/varve-io/varve/internal/coordinator"
 	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/tp"
 )
@@ -35,6 +40,10 @@ type Options struct {
 	Events int
 	// Off are kinds of faults that this run leaves out, whatever the seed draws.
 	Off Fault
+	// Transactions adds the topics that keep groups and transactions, their coordinators, and clients of them.
+	Transactions bool
+	// CrashAt ends the process that comes to so many moments between two steps of transactions; 0 for none.
+	CrashAt int
 	// Bug is planted, to see whether the checks find it.
 	Bug Bug
 	// Trace keeps the history in the result.
@@ -57,7 +66,8 @@ type Result struct {
 
 // Stats count what happened, so that it can be seen whether a simulator still simulates.
 type Stats struct {
-	Acked, Refused, Read, Direct, FollowerRead, Elections, Unclean, Copied, Cleaned, Loads, Restores, Truncated, Kills, Power, Wipes, Tainted, Crippled int
+	Acked, Refused, Read, Direct, FollowerRead, Elections, Unclean, Copied, Cleaned, Loads, Restores, Truncated, Kills, Power, Wipes, Tainted, Crippled,
+	Commits, Aborts, Expired, Fenced, Markers, Hidden int
 }
 
 // event is something that happens at a time.
@@ -104,12 +114,20 @@ type sim struct {
 	net     network
 	bucket  *bucket
 	clients clients
+	ids     []tp.Partition // all partitions, those of the topic first
 	topicID tp.UUID
 	touched []*run // whose replicas are to be looked at after this event
 	calm    bool   // the storm is over
+
+	producerIDs  int64 // handed out
+	transactions int   // begun
+	moments      int   // between two steps
 }
 
 const topic = "t"
+
+// ownPartitions is how many partitions each of the cluster's own topics has.
+const ownPartitions = 2
 
 // epoch0 is when simulations begin.
 const epoch0 = 1_700_000_000_000
@@ -131,7 +149,17 @@ func newSim(o Options) *sim {
 		o.Events = DefaultEvents
 	}
 	s := &sim{o: o, rng: rand.New(rand.NewPCG(o.Seed, 0x7661727665)), now: epoch0, begun: epoch0, hash: fnv.New64a(), ctx: context.Background(), check: checker.New()}
-	s.plan = draw(s.rng, o.Off)
+	s.plan = draw(s.rng, o.Off, o.Transactions)
+	for index := range s.plan.partitions {
+		s.ids = append(s.ids, tp.Partition{Topic: topic, Index: int32(index)})
+	}
+	if o.Transactions {
+		for _, own := range []string{coordinator.TransactionTopic, coordinator.Topic} {
+			for index := range ownPartitions {
+				s.ids = append(s.ids, tp.Partition{Topic: own, Index: int32(index)})
+			}
+		}
+	}
 	s.net.init(s)
 	s.bucket = newBucket(s)
 	var err error
@@ -223,11 +251,19 @@ func (s *sim) createTopic() {
 		s.after(50, s.createTopic)
 		return
 	}
-	reply, err := s.command(controller.CreateTopicsCommand{Topics: []controller.NewTopic{{Name: topic, Partitions: int32(s.plan.partitions), ReplicationFactor: int16(s.plan.factor), Configs: s.plan.configs}}})
+	topics := []controller.NewTopic{{Name: topic, Partitions: int32(s.plan.partitions), ReplicationFactor: int16(s.plan.factor), Configs: s.plan.configs}}
+	if s.o.Transactions {
+		for _, own := range []string{coordinator.TransactionTopic, coordinator.Topic} {
+			topics = append(topics, controller.NewTopic{Name: own, Partitions: ownPartitions, ReplicationFactor: int16(s.plan.factor), Configs: map[string]string{
+				"internal.segment.bytes": "2000", "retention.ms": "-1", "min.insync.replicas": s.plan.configs["min.insync.replicas"]}})
+		}
+	}
+	reply, err := s.command(controller.CreateTopicsCommand{Topics: topics})
 	if err == nil {
-		made := reply.([]controller.CreatedTopic)[0]
-		err = made.Err.OrNil()
-		s.topicID = made.ID
+		for _, made := range reply.([]controller.CreatedTopic) {
+			err = either(err, made.Err.OrNil())
+		}
+		s.topicID = reply.([]controller.CreatedTopic)[0].ID
 	}
 	if errors.Is(err, errNoController) || errors.Is(err, controller.ErrInvalidReplicationFactor) {
 		s.after(50, s.createTopic)
@@ -236,9 +272,17 @@ func (s *sim) createTopic() {
 	}
 }
 
-// partition is the state of a partition in the newest image, nil before there is one.
+// slot is a partition's place in ids, -1 for what the simulation does not know.
+func (s *sim) slot(id tp.Partition) int { return slices.Index(s.ids, id) }
+
+// partition is the state of a partition of the topic in the newest image, nil before there is one.
 func (s *sim) partition(index int32) *metadata.Partition {
-	_, p, ok := s.quorum.img.Partition(tp.Partition{Topic: topic, Index: index})
+	return s.state(tp.Partition{Topic: topic, Index: index})
+}
+
+// state is partition for any topic.
+func (s *sim) state(id tp.Partition) *metadata.Partition {
+	_, p, ok := s.quorum.img.Partition(id)
 	if !ok {
 		return nil
 	}
@@ -294,7 +338,8 @@ func at(ms int64) time.Time { return time.UnixMilli(ms) }
 func (s *Stats) add(o Stats) {
 	for _, x := range []struct{ to, from *int }{{&s.Acked, &o.Acked}, {&s.Refused, &o.Refused}, {&s.Read, &o.Read}, {&s.Direct, &o.Direct}, {&s.FollowerRead, &o.FollowerRead},
 		{&s.Elections, &o.Elections}, {&s.Unclean, &o.Unclean}, {&s.Copied, &o.Copied}, {&s.Cleaned, &o.Cleaned}, {&s.Loads, &o.Loads}, {&s.Restores, &o.Restores},
-		{&s.Truncated, &o.Truncated}, {&s.Kills, &o.Kills}, {&s.Power, &o.Power}, {&s.Wipes, &o.Wipes}, {&s.Tainted, &o.Tainted}, {&s.Crippled, &o.Crippled}} {
+		{&s.Truncated, &o.Truncated}, {&s.Kills, &o.Kills}, {&s.Power, &o.Power}, {&s.Wipes, &o.Wipes}, {&s.Tainted, &o.Tainted}, {&s.Crippled, &o.Crippled},
+		{&s.Commits, &o.Commits}, {&s.Aborts, &o.Aborts}, {&s.Expired, &o.Expired}, {&s.Fenced, &o.Fenced}, {&s.Markers, &o.Markers}, {&s.Hidden, &o.Hidden}} {
 		*x.to += *x.from
 	}
 }

@@ -13,12 +13,13 @@ import (
 )
 
 var (
-	seedsFlag  = flag.Int("sim.seeds", 300, "how many seeds to simulate")
+	seedsFlag  = flag.Int("sim.seeds", 200, "how many seeds to simulate, and half as many with transactions")
 	fromFlag   = flag.Uint64("sim.from", 1, "the first seed")
 	seedFlag   = flag.Uint64("sim.seed", 0, "simulate this seed alone")
 	traceFlag  = flag.Bool("sim.trace", false, "print the history of -sim.seed")
 	eventsFlag = flag.Int("sim.events", 0, "how many events a storm has; 0 is the default")
 	offFlag    = flag.Uint("sim.off", 0, "kinds of faults to leave out, as a number")
+	txnFlag    = flag.Bool("sim.transactions", false, "with -sim.seed: with transactions")
 	bugFlag    = flag.Int("sim.bug", 0, "plant this bug")
 )
 
@@ -26,7 +27,7 @@ var (
 func TestSeeds(t *testing.T) {
 	o := Options{Events: *eventsFlag, Off: Fault(*offFlag), Bug: Bug(*bugFlag)}
 	if *seedFlag > 0 {
-		o.Seed, o.Trace = *seedFlag, *traceFlag
+		o.Seed, o.Trace, o.Transactions = *seedFlag, *traceFlag, *txnFlag
 		r := Run(o)
 		t.Log(strings.Join(r.Trace, "\n"))
 		t.Logf("faults %s, %d events, %d ms, hash %x, %+v", r.Faults, r.Events, r.Millis, r.Hash, r.Stats)
@@ -39,8 +40,58 @@ func TestSeeds(t *testing.T) {
 	if testing.Short() {
 		n = min(n, 60)
 	}
+	sum := storm(t, o, n)
+	if n >= 200 && o == (Options{}) {
+		// A simulator that does not simulate finds nothing.
+		enough(t, map[string]int{"acknowledgements": sum.Acked, "reads": sum.Read, "direct reads": sum.Direct, "reads from followers": sum.FollowerRead, "uploads": sum.Copied,
+			"deletions": sum.Cleaned, "starts from the tier": sum.Loads, "restores": sum.Restores, "truncations": sum.Truncated, "power cuts": sum.Power, "wipes": sum.Wipes, "unclean elections": sum.Unclean})
+	}
+}
+
+// TestTransactions storms clusters that coordinate transactions.
+func TestTransactions(t *testing.T) {
+	o := Options{Events: *eventsFlag, Off: Fault(*offFlag), Bug: Bug(*bugFlag), Transactions: true}
+	n := *seedsFlag / 2
+	if testing.Short() {
+		n = min(n, 30)
+	}
+	sum := storm(t, o, n)
+	if n >= 100 && o == (Options{Transactions: true}) {
+		enough(t, map[string]int{"commits": sum.Commits, "aborts": sum.Aborts, "timeouts": sum.Expired, "fenced producers": sum.Fenced, "markers": sum.Markers,
+			"records that read_committed leaves out": sum.Hidden, "direct reads": sum.Direct, "power cuts": sum.Power})
+	}
+}
+
+// TestCrashBetweenSteps ends the process that comes to the first moment between two steps of a transaction, then, in a run of its own, the
+// second, and so on; nothing else goes wrong.
+func TestCrashBetweenSteps(t *testing.T) {
+	for _, seed := range []uint64{5, 12} { // of two and of three replicas, and clients of both versions
+		each(max(60, *seedsFlag/5), 1, func(moment uint64) bool {
+			r := Run(Options{Seed: seed, Transactions: true, Off: allFaults, CrashAt: int(moment), Events: 1500})
+			if r.Err != nil {
+				t.Errorf("seed %d, moment %d: %v", seed, moment, r.Err)
+			}
+			if moment <= 60 && r.Stats.Kills+r.Stats.Power == 0 {
+				t.Errorf("seed %d: there are less than %d moments", seed, moment)
+			}
+			return true
+		})
+	}
+}
+
+func enough(t *testing.T, counts map[string]int) {
+	t.Helper()
+	for name, count := range counts {
+		if count < 10 {
+			t.Errorf("only %d %s", count, name)
+		}
+	}
+}
+
+// storm runs n seeds.
+func storm(t *testing.T, o Options, n int) (sum Stats) {
+	t.Helper()
 	var mu sync.Mutex
-	var sum Stats
 	failed := 0
 	each(n, *fromFlag, func(seed uint64) bool {
 		o := o
@@ -59,20 +110,12 @@ func TestSeeds(t *testing.T) {
 		}
 		small, r := Shrink(o)
 		trace := r.Trace[max(0, len(r.Trace)-60):]
-		t.Errorf("seed %d: %v\nfaults %s, %d events; the end of its history:\n%s\nagain: go test ./internal/sim -run TestSeeds -sim.seed %d -sim.events %d -sim.off %d -sim.trace -v", seed, r.Err, r.Faults,
-			small.Events, strings.Join(trace, "\n"), seed, small.Events, uint32(small.Off))
+		t.Errorf("seed %d: %v\nfaults %s, %d events; the end of its history:\n%s\nagain: go test ./internal/sim -run TestSeeds -sim.seed %d -sim.transactions=%v -sim.events %d -sim.off %d -sim.trace -v", seed, r.Err, r.Faults,
+			small.Events, strings.Join(trace, "\n"), seed, small.Transactions, small.Events, uint32(small.Off))
 		return true
 	})
 	t.Logf("%d seeds, %d failed: %+v", n, failed, sum)
-	if n >= 200 && o == (Options{}) {
-		// A simulator that does not simulate finds nothing.
-		for name, count := range map[string]int{"acknowledgements": sum.Acked, "reads": sum.Read, "direct reads": sum.Direct, "reads from followers": sum.FollowerRead, "uploads": sum.Copied,
-			"deletions": sum.Cleaned, "starts from the tier": sum.Loads, "restores": sum.Restores, "truncations": sum.Truncated, "power cuts": sum.Power, "wipes": sum.Wipes, "unclean elections": sum.Unclean} {
-			if count < 10 {
-				t.Errorf("only %d %s", count, name)
-			}
-		}
-	}
+	return sum
 }
 
 // each runs do for n seeds, on all processors, until it returns false.
@@ -107,24 +150,26 @@ func each(n int, from uint64, do func(seed uint64) bool) {
 // TestRegressions storms again what once found a bug of the cores.
 func TestRegressions(t *testing.T) {
 	for _, c := range []struct {
-		name string
-		seed uint64
+		name         string
+		seed         uint64
+		transactions bool
 	}{
-		{"an upload that begins inside a batch", 2},
-		{"producers that go with local segments", 2},
-		{"a lineage that a full disk refused", 11},
-		{"an append of several epochs that is tried again", 2480},
-		{"a truncation on a full disk", 753},
-		{"a truncation on a failing disk", 2640},
-		{"names that a killed process left unsynced", 214},
-		{"followers of an empty leader", 224},
-		{"a tier that begins above the log start", 2902},
-		{"a log start that a killed process did not note down", 38},
-		{"a recovery point at the log start", 5493},
-		{"a clean end beside a dead log", 710},
-		{"records that came back without their lineage", 836},
+		{"an upload that begins inside a batch", 2, false},
+		{"producers that go with local segments", 2, false},
+		{"a lineage that a full disk refused", 11, false},
+		{"an append of several epochs that is tried again", 2480, false},
+		{"a truncation on a full disk", 753, false},
+		{"a truncation on a failing disk", 2640, false},
+		{"names that a killed process left unsynced", 214, false},
+		{"followers of an empty leader", 224, false},
+		{"a tier that begins above the log start", 2902, false},
+		{"a log start that a killed process did not note down", 38, false},
+		{"a recovery point at the log start", 5493, false},
+		{"a clean end beside a dead log", 710, false},
+		{"records that came back without their lineage", 836, false},
+		{"a refusal behind an accepted proposal that nobody heard of", 9, true},
 	} {
-		if r := Run(Options{Seed: c.seed}); r.Err != nil {
+		if r := Run(Options{Seed: c.seed, Transactions: c.transactions}); r.Err != nil {
 			t.Errorf("%s, seed %d: %v", c.name, c.seed, r.Err)
 		}
 	}
@@ -133,7 +178,7 @@ func TestRegressions(t *testing.T) {
 // TestSameSeedSameHistory: what cannot be repeated cannot be mended.
 func TestSameSeedSameHistory(t *testing.T) {
 	for seed := uint64(1); seed <= 12; seed++ {
-		a, b := Run(Options{Seed: seed}), Run(Options{Seed: seed, Trace: true})
+		a, b := Run(Options{Seed: seed, Transactions: seed%2 == 0}), Run(Options{Seed: seed, Transactions: seed%2 == 0, Trace: true})
 		if a.Hash != b.Hash || a.Events != b.Events || fmt.Sprint(a.Stats) != fmt.Sprint(b.Stats) {
 			t.Errorf("seed %d: %x with %d events, then %x with %d", seed, a.Hash, a.Events, b.Hash, b.Events)
 		}
@@ -145,27 +190,39 @@ func TestBugsAreFound(t *testing.T) {
 	for _, c := range []struct {
 		bug    Bug
 		checks []string
+		off    Fault  // what only gets in the way
+		from   uint64 // the first seed: for what is rare, where it is known to be near
 	}{
-		{NoDivergence, []string{checker.Agreement, checker.Durability, checker.Reading, checker.Liveness, checker.Lineage}},
-		{UploadUncommitted, []string{checker.RemoteData}},
-		{DeleteEarly, []string{checker.Reading}},
-		{RetainUntiered, []string{checker.Coverage, checker.LogStart, checker.Reading, checker.Liveness}},
-		{ForgetProducers, []string{checker.Producers, checker.Idempotent}},
-		{ForgetEpochs, []string{checker.Lineage}},
-		{FakeFollowed, []string{checker.Durability, checker.Agreement}},
-		{NoCheckpoint, []string{checker.Opening}},
-		{KeepInISR, []string{checker.Durability, checker.HighMark}},
-		{NoRestore, []string{checker.Durability, checker.Coverage, checker.RemoteData, checker.Reading}},
-		{AckEarly, []string{checker.Acknowledge}},
-		{LeaveObjects, []string{checker.Dangling}},
+		{NoDivergence, []string{checker.Agreement, checker.Durability, checker.Reading, checker.Liveness, checker.Lineage}, 0, 1},
+		{UploadUncommitted, []string{checker.RemoteData}, 0, 1},
+		{DeleteEarly, []string{checker.Reading}, 0, 1},
+		{RetainUntiered, []string{checker.Coverage, checker.LogStart, checker.Reading, checker.Liveness}, 0, 1},
+		{ForgetProducers, []string{checker.Producers, checker.Idempotent}, 0, 1},
+		{ForgetEpochs, []string{checker.Lineage}, 0, 1},
+		{FakeFollowed, []string{checker.Durability, checker.Agreement}, 0, 1},
+		{NoCheckpoint, []string{checker.Opening}, 0, 1},
+		{KeepInISR, []string{checker.Durability, checker.HighMark}, 0, 1},
+		{NoRestore, []string{checker.Durability, checker.Coverage, checker.RemoteData, checker.Reading}, 0, 1},
+		{AckEarly, []string{checker.Acknowledge}, 0, 1},
+		{LeaveObjects, []string{checker.Dangling}, 0, 1},
+		{MarkEarly, []string{checker.Outcome, checker.Atomicity}, 0, 1},
+		{CompleteEarly, []string{checker.Atomicity, checker.Liveness}, 0, 1},
+		{NoVerification, []string{checker.Liveness, checker.Hanging}, 0, 1},
+		{TrustOpen, []string{checker.Hanging}, allFaults &^ (Loss | Moments | Elections | Moves | Controllers), 133},
+		{AnyCoordinator, []string{checker.Outcome, checker.Atomicity}, allFaults &^ (Loss | Moments | Elections | Moves | Controllers), 382},
+		{ApplyAborted, []string{checker.Repeated}, 0, 1},
+		{ReadUndecided, []string{checker.Isolation}, 0, 1},
+		{TrustRefusals, []string{checker.Atomicity, checker.Hanging, checker.Liveness}, allFaults &^ (Loss | Moments | Elections | Moves | Controllers), 59},
+		{GiveUpDoubt, []string{checker.Liveness}, allFaults &^ (Loss | Cuts | Controllers | Stale), 1},
+		{ForgetDecisions, []string{checker.Liveness, checker.Atomicity}, 0, 1},
 	} {
 		t.Run(c.bug.String(), func(t *testing.T) {
 			found := false
 			seeds := 0
 			other := map[string]int{}
 			var mu sync.Mutex
-			each(600, 1, func(seed uint64) bool {
-				r := Run(Options{Seed: seed, Bug: c.bug})
+			each(600, c.from, func(seed uint64) bool {
+				r := Run(Options{Seed: seed, Bug: c.bug, Off: c.off, Transactions: c.bug >= MarkEarly})
 				mu.Lock()
 				defer mu.Unlock()
 				seeds++

@@ -124,8 +124,8 @@ func (s *sim) strike(kind Fault) {
 // spares says that a machine may lose its data: where it is in sync somebody else is, too, who is there. Now and then
 // nobody is asked; then the checks know that a partition has lost its last copy.
 func (s *sim) spares(n *node) bool {
-	for index := range s.plan.partitions {
-		p := s.partition(int32(index))
+	for slot, part := range s.ids {
+		p := s.state(part)
 		if p == nil {
 			return false
 		}
@@ -134,11 +134,11 @@ func (s *sim) spares(n *node) bool {
 		}
 		others := 0
 		for _, id := range p.ISR {
-			if m := s.node(id); m != n && m.run != nil && !m.lost[index] {
+			if m := s.node(id); m != n && m.run != nil && !m.lost[slot] {
 				others++
 			}
 		}
-		if others == 0 && !s.chance(12) {
+		if others == 0 && (s.o.Transactions || !s.chance(12)) {
 			return false
 		}
 	}
@@ -204,10 +204,10 @@ func (s *sim) disable() {
 func (s *sim) trim() {
 	id := tp.Partition{Topic: topic, Index: int32(s.rng.IntN(s.plan.partitions))}
 	n := s.node(s.leader(id))
-	if n == nil || n.run == nil || n.run.parts[id.Index] == nil {
+	if n == nil || n.run == nil || n.run.parts[s.slot(id)] == nil {
 		return
 	}
-	part := n.run.parts[id.Index]
+	part := n.run.parts[s.slot(id)]
 	marks, err := part.p.Offsets(tp.NoEpoch)
 	if err != nil || marks.HighWatermark <= marks.LogStart {
 		return

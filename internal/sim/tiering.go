@@ -25,7 +25,7 @@ type task struct {
 
 func (t *task) stopped() bool {
 	r := t.part.r
-	return !r.alive() || r.parts[t.part.id.Index] != t.part
+	return !r.alive() || !t.part.here()
 }
 
 // lead is tiering.Service.Lead.

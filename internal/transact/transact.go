@@ -208,9 +208,7 @@ func (s *Service) marked(id tp.Partition, e coordinator.Ending, err error) bool 
 	if err == nil {
 		return true
 	}
-	// Whoever refuses the epoch has a newer coordinator's marker, or a producer that went on from there.
-	if errors.Is(err, kerr.InvalidProducerEpoch) || errors.Is(err, kerr.TransactionCoordinatorFenced) ||
-		errors.Is(err, producerstate.ErrInvalidProducerEpoch) || errors.Is(err, producerstate.ErrCoordinatorFenced) {
+	if producerstate.Outdated(err) || errors.Is(err, kerr.InvalidProducerEpoch) || errors.Is(err, kerr.TransactionCoordinatorFenced) {
 		s.o.Log.Warn("a marker was refused as outdated", "partition", id.String(), "producer id", e.ProducerID, "epoch", e.Epoch, "cause", err)
 		return true
 	}
