@@ -56,6 +56,7 @@ var Table = []Row{
 	{"internal/remoteformat", Core, []string{compress}},
 	{"internal/tier", Core, nil},
 	{"internal/metadata", Core, []string{cbor}},
+	{"internal/quota", Mutex, nil},
 	{"internal/directfetch", Core, []string{kmsg}},
 	{"internal/tierinfo", Core, []string{kmsg, cbor}},
 	{"internal/wire", Core, []string{kmsg}},

@@ -109,6 +109,12 @@ type (
 		ValidateOnly bool
 	}
 
+	// AlterQuotasCommand changes client quotas. Reply: []*Error, nil for those that were changed, by position.
+	AlterQuotasCommand struct {
+		Changes      []QuotaChange
+		ValidateOnly bool
+	}
+
 	// ProducerIDsCommand reserves a block of ProducerIDBlock ids. Reply: int64, the first.
 	ProducerIDsCommand struct{}
 
@@ -187,7 +193,7 @@ type ReassignReply struct{ Errors []*Error }
 var commands = []Command{
 	BootstrapCommand{}, RegisterCommand{}, HeartbeatCommand{}, TickCommand{}, AlterPartitionsCommand{}, ElectLeadersCommand{}, ReassignCommand{},
 	UnregisterCommand{}, CreateTopicsCommand{}, DeleteTopicsCommand{}, CreatePartitionsCommand{}, AlterTopicCommand{}, ReplaceTopicCommand{},
-	AlterBrokerCommand{}, ReplaceBrokerCommand{}, AlterGroupCommand{}, ReplaceGroupCommand{}, ProducerIDsCommand{}, StartCopyCommand{}, FinishCopyCommand{}, StartDeleteCommand{},
+	AlterBrokerCommand{}, ReplaceBrokerCommand{}, AlterGroupCommand{}, ReplaceGroupCommand{}, AlterQuotasCommand{}, ProducerIDsCommand{}, StartCopyCommand{}, FinishCopyCommand{}, StartDeleteCommand{},
 	FinishDeleteCommand{}, DisableRemoteCommand{},
 }
 

@@ -80,6 +80,15 @@ func (c ReplaceGroupCommand) Run(img *metadata.Image, env Env) ([]metadata.Recor
 	return records, nil, err
 }
 
+// Run changes the client quotas that it can.
+func (c AlterQuotasCommand) Run(img *metadata.Image, _ Env) ([]metadata.Record, any, error) {
+	errs, records := AlterQuotas(img, c.Changes)
+	if c.ValidateOnly {
+		records = nil
+	}
+	return records, errs, nil
+}
+
 // configured adds to a change of configs the elections that it allows: in one topic or, where the cluster's default came
 // to allow them, in all.
 func configured(img *metadata.Image, env Env, topic string, validateOnly bool, records []metadata.Record, err error) ([]metadata.Record, any, error) {
@@ -152,6 +161,7 @@ func (AlterBrokerCommand) reply() any      { return nil }
 func (ReplaceBrokerCommand) reply() any    { return nil }
 func (AlterGroupCommand) reply() any       { return nil }
 func (ReplaceGroupCommand) reply() any     { return nil }
+func (AlterQuotasCommand) reply() any      { return &[]*Error{} }
 func (ProducerIDsCommand) reply() any      { return new(int64) }
 func (StartCopyCommand) reply() any        { return nil }
 func (FinishCopyCommand) reply() any       { return nil }

@@ -20,6 +20,7 @@ import (
 	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/quorum"
+	"github.com/varve-io/varve/internal/quota"
 	"github.com/varve-io/varve/internal/tier"
 	"github.com/varve-io/varve/internal/tier/reader"
 	"github.com/varve-io/varve/internal/tiering"
@@ -66,7 +67,8 @@ type Services struct {
 // API serves requests. It is safe for concurrent use.
 type API struct {
 	Services
-	table []entry
+	table    []entry
+	accounts quota.Accounts
 }
 
 // New returns an API over its services.
@@ -137,6 +139,8 @@ func table() []entry {
 		{key: 47, min: 0, max: 0, serve: handler((*API).offsetDelete)},
 		{key: 55, min: 0, max: 2, serve: handler((*API).describeQuorum)},
 		{key: 60, min: 0, max: 2, serve: handler((*API).describeCluster)},
+		{key: 48, min: 0, max: 1, serve: handler((*API).describeClientQuotas)},
+		{key: 49, min: 0, max: 1, serve: handler((*API).alterClientQuotas)},
 		{key: 61, min: 0, max: 0, serve: handler((*API).describeProducers)},
 		{key: 64, min: 0, max: 0, serve: handler((*API).unregisterBroker)},
 		{key: 65, min: 0, max: 0, serve: handler((*API).describeTransactions)},
@@ -166,6 +170,7 @@ func (a *API) lookup(key int16) (entry, bool) {
 
 // Start implements the server's handler.
 func (a *API) Start(ctx context.Context, peer *wire.Peer, frame []byte) (wire.Finish, error) {
+	a.unmuted(ctx, peer)
 	c := &call{peer: peer, received: time.Now()}
 	var e entry
 	var req kmsg.Request

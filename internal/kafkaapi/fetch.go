@@ -3,12 +3,14 @@ package kafkaapi
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/varve-io/varve/internal/directfetch"
 	"github.com/varve-io/varve/internal/fetch"
+	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/tp"
 	"github.com/varve-io/varve/internal/wire"
@@ -19,6 +21,7 @@ import (
 func startFetch(a *API, _ context.Context, c *call, request kmsg.Request) (wire.Finish, error) {
 	req := request.(*kmsg.FetchRequest)
 	return func(ctx context.Context) wire.Reply {
+		a.unmuted(ctx, c.peer) // since what came before it may have been answered after this was read
 		reply := a.fetch(ctx, c, req)
 		a.Metrics.answered(c.header, time.Since(c.received))
 		return reply
@@ -33,19 +36,35 @@ func (a *API) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) wire.R
 		epoch = fetch.FinalEpoch
 	}
 	out := fetchReply{version: req.Version, correlation: c.header.Correlation}
+	follower := followerOf(req)
+	left, charged := int64(math.MaxInt32), a.quotaOf(metadata.ConsumerByteRate, c)
+	if follower != nil {
+		charged = nil
+	}
+	if charged != nil {
+		left, out.throttle = charged.left(c.peer, time.Now())
+	}
+	incremental := epoch != fetch.FinalEpoch && epoch != fetch.InitialEpoch
+	if left <= 0 && !incremental {
+		return out.encode() // without a session or partitions, which clients know to be due to the throttling
+	}
 	session, wanted, err := a.Fetch.Sessions.Begin(req.SessionID, epoch, ids, parts, forgotten)
 	if err != nil {
 		out.code = code(err)
+		return out.encode()
+	}
+	if left <= 0 {
+		out.session = session.ID()
 		return out.encode()
 	}
 	a.resolve(wanted, ids)
 	cfg := a.Config()
 	asked := &fetch.Request{
 		Parts: wanted, MaxWait: time.Duration(max(req.MaxWaitMillis, 0)) * time.Millisecond,
-		MinBytes: int(req.MinBytes), MaxBytes: min(int(max(req.MaxBytes, 0)), cfg.Int("fetch.max.bytes")),
+		MinBytes: int(req.MinBytes), MaxBytes: min(int(max(req.MaxBytes, 0)), cfg.Int("fetch.max.bytes"), int(min(left, math.MaxInt32))),
 		Committed: req.IsolationLevel == 1, Formats: directfetch.Formats(req),
 		TierWait: cfg.Millis("remote.fetch.max.wait.ms"),
-		Follower: followerOf(req), Rack: req.Rack, AnyReplica: req.Version >= 11,
+		Follower: follower, Rack: req.Rack, AnyReplica: req.Version >= 11,
 	}
 	if asked.Follower != nil {
 		asked.MaxBytes = int(max(req.MaxBytes, 0)) // the follower's own setting, which may be larger than what clients get
@@ -53,7 +72,8 @@ func (a *API) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) wire.R
 	results := a.Fetch.Fetch(ctx, asked)
 	a.pointToLeaders(wanted, results)
 	out.session, out.parts, out.results, out.committed = session.ID(), wanted, results, req.IsolationLevel == 1
-	out.keep = session.Filter(wanted, results, epoch == fetch.FinalEpoch || epoch == fetch.InitialEpoch)
+	out.keep = session.Filter(wanted, results, !incremental)
+	sent := int64(0)
 	for i := range results {
 		switch n := float64(results[i].Size()); {
 		case results[i].Err != nil:
@@ -61,11 +81,15 @@ func (a *API) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) wire.R
 		case n > 0 && asked.Follower != nil:
 			a.Metrics.replicatedOut.Add(n)
 		case n > 0:
+			sent += int64(n)
 			a.Metrics.bytesOut.WithLabelValues(wanted[i].Topic).Add(n)
 			if results[i].View == nil {
 				a.Metrics.remote.WithLabelValues(wanted[i].Topic).Add(n)
 			}
 		}
+	}
+	if charged != nil {
+		out.throttle = charged.take(c.peer, sent, time.Now())
 	}
 	if req.Version >= 16 {
 		out.brokers = a.endpoints(c, results)

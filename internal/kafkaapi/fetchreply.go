@@ -16,6 +16,7 @@ import (
 type fetchReply struct {
 	version     int16
 	correlation int32
+	throttle    int32 // ms
 	code        int16
 	session     int32
 	committed   bool
@@ -43,7 +44,7 @@ func (f *fetchReply) flexible() bool { return f.version >= 12 }
 func (f *fetchReply) encode() wire.Reply {
 	f.buf = make([]byte, 4, 128+64*len(f.results))
 	f.buf = wire.AppendResponseHeader(f.buf, f.correlation, &kmsg.FetchResponse{Version: f.version})
-	f.int32(0) // throttle
+	f.int32(f.throttle)
 	if f.version >= 7 {
 		f.int16(f.code)
 		f.int32(f.session)

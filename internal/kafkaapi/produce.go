@@ -13,6 +13,7 @@ import (
 	"github.com/varve-io/varve/internal/commit"
 	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/log"
+	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/recordbatch"
 	"github.com/varve-io/varve/internal/tp"
@@ -78,6 +79,15 @@ func startProduce(a *API, _ context.Context, c *call, request kmsg.Request) (wir
 			t.Partitions = append(t.Partitions, p)
 		}
 		resp.Topics = append(resp.Topics, t)
+	}
+	if charged := a.quotaOf(metadata.ProducerByteRate, c); charged != nil {
+		size := int64(0)
+		for i := range req.Topics {
+			for j := range req.Topics[i].Partitions {
+				size += int64(len(req.Topics[i].Partitions[j].Records))
+			}
+		}
+		resp.ThrottleMillis = charged.take(c.peer, size, now)
 	}
 	if req.Acks == 0 {
 		if first == nil {

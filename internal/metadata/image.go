@@ -21,6 +21,7 @@ type Image struct {
 	Deleting        map[tp.UUID]*Topic // removed topics that still have remote segments
 	BrokerConfigs   map[int32]map[string]string
 	GroupConfigs    map[string]map[string]string // of consumer groups that have any of their own
+	ClientQuotas    map[QuotaEntity]map[string]float64
 	NextProducerID  int64
 	LastBrokerEpoch int64
 
@@ -62,7 +63,7 @@ type Partition struct {
 // Empty is the image before the first record.
 func Empty() *Image {
 	return &Image{self: new(byte), Brokers: map[int32]*BrokerRecord{}, Topics: map[string]*Topic{}, TopicsByID: map[tp.UUID]*Topic{},
-		Deleting: map[tp.UUID]*Topic{}, BrokerConfigs: map[int32]map[string]string{}, GroupConfigs: map[string]map[string]string{}}
+		Deleting: map[tp.UUID]*Topic{}, BrokerConfigs: map[int32]map[string]string{}, GroupConfigs: map[string]map[string]string{}, ClientQuotas: map[QuotaEntity]map[string]float64{}}
 }
 
 // builder is an image in the making: maps are cloned the first time that a batch touches them.
@@ -239,6 +240,16 @@ func (r GroupConfigRecord) apply(b *builder) error {
 	return nil
 }
 
+func (r ClientQuotaRecord) apply(b *builder) error {
+	b.ClientQuotas = maps.Clone(b.ClientQuotas)
+	if len(r.Quotas) == 0 {
+		delete(b.ClientQuotas, r.Entity)
+	} else {
+		b.ClientQuotas[r.Entity] = r.Quotas
+	}
+	return nil
+}
+
 func (r RemoveTopicRecord) apply(b *builder) error {
 	t, ok := b.TopicsByID[r.Topic]
 	if !ok {
@@ -276,6 +287,26 @@ func (img *Image) TopicNames() []string { return slices.Sorted(maps.Keys(img.Top
 // BrokerIDs lists the registered brokers in order.
 func (img *Image) BrokerIDs() []int32 { return slices.Sorted(maps.Keys(img.Brokers)) }
 
+// QuotaEntities lists those that have client quotas, in order.
+func (img *Image) QuotaEntities() []QuotaEntity {
+	return slices.SortedFunc(maps.Keys(img.ClientQuotas), func(a, b QuotaEntity) int {
+		return cmp.Or(a.User.compare(b.User), a.ClientID.compare(b.ClientID))
+	})
+}
+
+func (n QuotaName) compare(other QuotaName) int {
+	rank := func(n QuotaName) int {
+		switch {
+		case n.Named:
+			return 2
+		case n.Default:
+			return 1
+		}
+		return 0
+	}
+	return cmp.Or(cmp.Compare(rank(n), rank(other)), cmp.Compare(n.Name, other.Name))
+}
+
 // DeletingTopics lists the topics that wait for the removal of their objects, in the order of their ids.
 func (img *Image) DeletingTopics() []*Topic {
 	return slices.SortedFunc(maps.Values(img.Deleting), func(a, b *Topic) int { return slices.Compare(a.ID[:], b.ID[:]) })
@@ -304,6 +335,9 @@ func (img *Image) Records() []Record {
 	}
 	for _, group := range slices.Sorted(maps.Keys(img.GroupConfigs)) {
 		out = append(out, GroupConfigRecord{group, img.GroupConfigs[group]})
+	}
+	for _, e := range img.QuotaEntities() {
+		out = append(out, ClientQuotaRecord{e, img.ClientQuotas[e]})
 	}
 	if img.NextProducerID > 0 {
 		out = append(out, ProducerIDsRecord{img.NextProducerID})

@@ -118,6 +118,31 @@ type GroupConfigRecord struct {
 	Configs map[string]string `cbor:"2,keyasint"`
 }
 
+// Keys of client quotas that count here (KIP-13).
+const (
+	ProducerByteRate = "producer_byte_rate"
+	ConsumerByteRate = "consumer_byte_rate"
+)
+
+// QuotaName is a part of a quota's entity: the zero value says nothing, else it names one or the default of all that have none.
+type QuotaName struct {
+	Named   bool   `cbor:"1,keyasint,omitempty"`
+	Default bool   `cbor:"2,keyasint,omitempty"`
+	Name    string `cbor:"3,keyasint,omitempty"`
+}
+
+// QuotaEntity is whom a client quota is for (KIP-55): a user, a client id, or both.
+type QuotaEntity struct {
+	User     QuotaName `cbor:"1,keyasint"`
+	ClientID QuotaName `cbor:"2,keyasint"`
+}
+
+// ClientQuotaRecord replaces the quotas of an entity, in bytes per second by key.
+type ClientQuotaRecord struct {
+	Entity QuotaEntity        `cbor:"1,keyasint"`
+	Quotas map[string]float64 `cbor:"2,keyasint"`
+}
+
 // RemoveTopicRecord takes a topic out of sight at once. Its remote segments stay known, as those of a deleting topic,
 // until their objects are gone.
 type RemoveTopicRecord struct {
@@ -149,6 +174,7 @@ func (RemoteDisableRecord) kind() uint8    { return 12 }
 func (BrokerStateRecord) kind() uint8      { return 13 }
 func (UnregisterBrokerRecord) kind() uint8 { return 14 }
 func (GroupConfigRecord) kind() uint8      { return 15 }
+func (ClientQuotaRecord) kind() uint8      { return 16 }
 
 // decoders makes an empty record of each kind; an array, so that decoding has no map order.
 func decode(kind uint8, body []byte) (Record, error) {
@@ -183,6 +209,8 @@ func decode(kind uint8, body []byte) (Record, error) {
 		return decodeAs[UnregisterBrokerRecord](body)
 	case 15:
 		return decodeAs[GroupConfigRecord](body)
+	case 16:
+		return decodeAs[ClientQuotaRecord](body)
 	}
 	return nil, fmt.Errorf("metadata record of unknown kind %d: written by a newer version?", kind)
 }

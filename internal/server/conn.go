@@ -28,9 +28,9 @@ type conn struct {
 	cancel  context.CancelFunc // ends what its requests wait for
 }
 
-func newConn(s *Server, p wire.Peer, nc net.Conn, cancel context.CancelFunc) *conn {
+func newConn(s *Server, p *wire.Peer, nc net.Conn, cancel context.CancelFunc) *conn {
 	p.Local, p.Remote = nc.LocalAddr(), nc.RemoteAddr()
-	return &conn{server: s, nc: nc, cancel: cancel, queue: make(chan wire.Finish, InFlightMax), peer: &p}
+	return &conn{server: s, nc: nc, cancel: cancel, queue: make(chan wire.Finish, InFlightMax), peer: p}
 }
 
 // drain makes the reader stop at the next frame boundary.

@@ -101,7 +101,7 @@ func (s *Server) Serve(ctx context.Context, name string, ln net.Listener) error 
 		s.count(1)
 		group.Go(func() error {
 			defer s.count(-1)
-			s.serve(connCtx, c, wire.Peer{Listener: name, Node: wire.NoNode})
+			s.serve(connCtx, c, &wire.Peer{Listener: name, Node: wire.NoNode})
 			return nil
 		})
 	}
@@ -139,10 +139,10 @@ func (s *Server) CloseAll() {
 // ServeNode serves Kafka on a connection of another node, whose identity is known, until it ends. listener is the one that
 // it came by.
 func (s *Server) ServeNode(ctx context.Context, nc net.Conn, listener string, node int32) {
-	s.serve(ctx, nc, wire.Peer{Listener: listener, Node: node})
+	s.serve(ctx, nc, &wire.Peer{Listener: listener, Node: node})
 }
 
-func (s *Server) serve(ctx context.Context, nc net.Conn, peer wire.Peer) {
+func (s *Server) serve(ctx context.Context, nc net.Conn, peer *wire.Peer) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	c := newConn(s, peer, nc, cancel)

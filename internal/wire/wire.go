@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"sync/atomic"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 )
@@ -162,7 +164,22 @@ type Peer struct {
 	Listener      string // name of the listener, PLAINTEXT
 	Node          int32  // id of the node that it has proved to be, NoNode for a client
 	Local, Remote net.Addr
+
+	muted atomic.Int64 // see MutedUntil
 }
+
+// MuteUntil has further requests of the connection wait, if they do not wait longer already (KIP-219). Safe for concurrent use, as MutedUntil is.
+func (p *Peer) MuteUntil(t time.Time) {
+	for {
+		now := p.muted.Load()
+		if t.UnixNano() <= now || p.muted.CompareAndSwap(now, t.UnixNano()) {
+			return
+		}
+	}
+}
+
+// MutedUntil is until when requests wait.
+func (p *Peer) MutedUntil() time.Time { return time.Unix(0, p.muted.Load()) }
 
 // NoNode is the Node of a client.
 const NoNode int32 = -1

@@ -72,6 +72,10 @@ func TestKafkaTopicsAndConfigs(t *testing.T) {
 	}
 	has(t, "all configs", k.run(t, "configs", "--describe", "--all", "--entity-type", "topics", "--entity-name", "made"), `segment.bytes=1073741824`, `remote.storage.enable=false`)
 	has(t, "broker configs", k.run(t, "configs", "--describe", "--all", "--entity-type", "brokers", "--entity-name", "1"), `offsets.topic.num.partitions=4`)
+	k.run(t, "configs", "--alter", "--entity-type", "clients", "--entity-name", "app", "--add-config", "consumer_byte_rate=2000000,producer_byte_rate=1000000")
+	k.run(t, "configs", "--alter", "--entity-type", "clients", "--entity-name", "app", "--delete-config", "producer_byte_rate")
+	k.run(t, "configs", "--alter", "--entity-type", "clients", "--entity-default", "--add-config", "consumer_byte_rate=3000000")
+	has(t, "quotas", k.run(t, "configs", "--describe", "--entity-type", "clients"), `for client-id 'app' are consumer_byte_rate=2000000`, `default client-id are consumer_byte_rate=3000000`)
 	k.run(t, "topics", "--delete", "--topic", "made")
 	if out := k.run(t, "topics", "--list"); strings.Contains(out, "made") {
 		t.Errorf("still listed:\n%s", out)
