@@ -3,6 +3,7 @@ package e2e
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -11,7 +12,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"golang.org/x/sync/errgroup"
 )
 
 // soon are settings under which members of consumer groups notice everything soon.
@@ -216,4 +219,45 @@ func TestGroupMigratesOnline(t *testing.T) {
 	member(kgo.ServerSideBalancer())
 	is("consumer", 1)
 	check("the new one reads all")
+}
+
+// TestTenThousandGroups: as many groups commit, are listed and are all there after a kill.
+func TestTenThousandGroups(t *testing.T) {
+	const groups = 10_000
+	n := newNode(t)
+	n.start()
+	n.createTopic("many", 1)
+	var work errgroup.Group
+	work.SetLimit(32)
+	clients := make(chan *kadm.Client, 32)
+	for range cap(clients) {
+		clients <- n.admin()
+	}
+	for i := range groups {
+		work.Go(func() error {
+			adm := <-clients
+			defer func() { clients <- adm }()
+			var o kadm.Offsets
+			o.AddOffset("many", 0, int64(i), -1)
+			answers, err := adm.CommitOffsets(t.Context(), fmt.Sprint("group-", i), o)
+			return errors.Join(err, answers.Error())
+		})
+	}
+	if err := work.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for _, after := range []string{"at first", "after a kill"} {
+		listed, err := n.admin().ListGroups(t.Context())
+		if err != nil || len(listed) != groups {
+			t.Fatalf("%s %d groups are listed: %v", after, len(listed), err)
+		}
+		for i := 0; i < groups; i += 97 {
+			o, err := n.admin().FetchOffsets(t.Context(), fmt.Sprint("group-", i))
+			if at, ok := o.Lookup("many", 0); err != nil || !ok || at.At != int64(i) {
+				t.Fatalf("%s group %d is at %v: %v", after, i, at, err)
+			}
+		}
+		n.kill()
+		n.start()
+	}
 }
