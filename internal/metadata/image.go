@@ -221,33 +221,29 @@ func (r TopicConfigRecord) apply(b *builder) error {
 }
 
 func (r BrokerConfigRecord) apply(b *builder) error {
-	b.BrokerConfigs = maps.Clone(b.BrokerConfigs)
-	if len(r.Configs) == 0 {
-		delete(b.BrokerConfigs, r.Broker)
-	} else {
-		b.BrokerConfigs[r.Broker] = r.Configs
-	}
+	b.BrokerConfigs = replaced(b.BrokerConfigs, r.Broker, r.Configs)
 	return nil
 }
 
 func (r GroupConfigRecord) apply(b *builder) error {
-	b.GroupConfigs = maps.Clone(b.GroupConfigs)
-	if len(r.Configs) == 0 {
-		delete(b.GroupConfigs, r.Group)
-	} else {
-		b.GroupConfigs[r.Group] = r.Configs
-	}
+	b.GroupConfigs = replaced(b.GroupConfigs, r.Group, r.Configs)
 	return nil
 }
 
 func (r ClientQuotaRecord) apply(b *builder) error {
-	b.ClientQuotas = maps.Clone(b.ClientQuotas)
-	if len(r.Quotas) == 0 {
-		delete(b.ClientQuotas, r.Entity)
-	} else {
-		b.ClientQuotas[r.Entity] = r.Quotas
-	}
+	b.ClientQuotas = replaced(b.ClientQuotas, r.Entity, r.Quotas)
 	return nil
+}
+
+// replaced is a copy of m with another value under a key, or without the key for a value that is empty.
+func replaced[K comparable, E any](m map[K]map[string]E, key K, value map[string]E) map[K]map[string]E {
+	m = maps.Clone(m)
+	if len(value) == 0 {
+		delete(m, key)
+	} else {
+		m[key] = value
+	}
+	return m
 }
 
 func (r RemoveTopicRecord) apply(b *builder) error {
