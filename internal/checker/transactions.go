@@ -48,11 +48,11 @@ type place struct {
 
 // transaction is one attempt of a producer.
 type transaction struct {
-	asked, committed bool // its producer has asked for an end, for the commit
-	told             bool // and heard that it is so
-	wrote            map[tp.Partition]int
-	seen             map[tp.Partition]int // records
-	verdict          map[tp.Partition]bool
+	committed bool // its producer has asked for the commit
+	told      bool // and heard that it has ended as it asked
+	wrote     map[tp.Partition]int
+	seen      map[tp.Partition]int // records
+	verdict   map[tp.Partition]bool
 }
 
 func newTransactions() transactions {
@@ -72,7 +72,7 @@ func (ts *transactions) of(number int) *transaction {
 // records. It has been told then that all of them are written.
 func (c *Checker) Ends(number int, commit bool, wrote map[tp.Partition]int) {
 	t := c.txns.of(number)
-	t.asked, t.committed, t.wrote = true, commit, wrote
+	t.committed, t.wrote = commit, wrote
 }
 
 // Ended is told that the producer got to know that its transaction has ended as it asked.
@@ -244,9 +244,7 @@ func (c *Checker) marked(p tp.Partition, u *unmarked, commit bool) {
 	}
 }
 
-// Committed is told which batches of an answer a read_committed consumer shows to its application: the others are those that it
-// leaves out as aborted. Open says that the replica has no marker of it. (One that has started anew may have a marker above its high watermark:
-// then what was shown is held against the marker that is committed in the end.) The answer was given to Read before.
+// Committed is told what a read_committed consumer makes of an answer, which was given to Read before.
 func (c *Checker) Committed(p tp.Partition, via string, shown []Shown) {
 	for _, b := range shown {
 		at := place{p, b.Base}
@@ -264,8 +262,10 @@ func (c *Checker) Committed(p tp.Partition, via string, shown []Shown) {
 // Shown is a transactional batch that a read_committed consumer was given.
 type Shown struct {
 	Base  int64
-	Shown bool
-	Open  bool
+	Shown bool // to the application: it is not among those that the answer says are aborted
+	// Open says that the replica has no marker of it. One that has started anew may have a marker above its high watermark, and show by that
+	// what it decides; it is held against the marker that is committed in the end.
+	Open bool
 }
 
 // Input is a partition that is copied.
@@ -310,6 +310,15 @@ func (c *Checker) copied(in Input) {
 	h := c.of(in.Partition)
 	if at := c.txns.offsets[in.Partition]; in.Offset != at && !(at == 0 && in.Offset < 0) {
 		c.failTxn(Repeated, in.Partition, "the group is at %d, its last committed transaction at %d", in.Offset, at)
+	}
+	beyond := int64(-1)
+	for of := range c.txns.copies {
+		if of.p == in.Partition && of.offset >= in.Offset {
+			beyond = max(beyond, of.offset)
+		}
+	}
+	if beyond >= 0 {
+		c.failTxn(Repeated, in.Partition, "the record at %d was copied, but the group is at %d", beyond, in.Offset)
 	}
 	for _, b := range h.batches {
 		hd, err := recordbatch.ParseHeader(b.raw)

@@ -73,7 +73,7 @@ func (l *ledger) load() {
 	})
 	s.note("%s: broker %d reads %d transactional ids up to %d: %v", l.part.id, r.n.id, len(states), end, err)
 	if err != nil {
-		l.loaded(states, err)
+		l.loading, l.failed = false, err
 		return
 	}
 	l.settle(states, commit.Write{Next: end, Epoch: l.epoch}, 0)
@@ -85,16 +85,16 @@ func (l *ledger) settle(states txn.States, read commit.Write, tries int) {
 		switch {
 		case l.stopped():
 		case err == nil:
-			l.loaded(states, nil)
+			l.loaded(states)
 		default:
 			l.part.r.n.s.after(pause(tries), func() { l.settle(states, read, tries+1) })
 		}
 	})
 }
 
-func (l *ledger) loaded(states txn.States, err error) {
+func (l *ledger) loaded(states txn.States) {
 	s := l.part.r.n.s
-	l.loading, l.failed = false, err
+	l.loading = false
 	for _, id := range slices.Sorted(maps.Keys(states)) {
 		e := l.host(states[id])
 		if end := e.held.Pending(); s.o.Bug == ForgetDecisions {
