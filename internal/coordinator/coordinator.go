@@ -7,6 +7,7 @@
 package coordinator
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -112,8 +113,7 @@ func (h *hosted) empty() bool { return h.members.MayDelete() == nil }
 // Elect makes this broker the coordinator of a partition's groups. It reads the partition in the background; until then
 // requests get ErrLoading. done is called when loading has ended.
 func (gs *Groups) Elect(part *partition.Partition, done func()) {
-	_, epoch := part.Leadership()
-	gs.hosts.elect(part.ID().Index, &shard{seat: seat{part: part, epoch: epoch, loading: true}, owner: gs, groups: map[string]*hosted{},
+	gs.hosts.elect(part.ID().Index, &shard{seat: newSeat(context.Background(), part), owner: gs, groups: map[string]*hosted{},
 		joins: map[group.Token]chan group.JoinResult{}, syncs: map[group.Token]chan group.SyncResult{}}, done)
 }
 
@@ -124,6 +124,7 @@ func (gs *Groups) Resign(index int32) { gs.hosts.resign(index) }
 func (gs *Groups) Close() { gs.hosts.close() }
 
 func (s *shard) close() {
+	s.end()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.closed = true
@@ -322,7 +323,7 @@ func (s *shard) load() {
 	}
 	start := time.Now()
 	c := s.owner.config()
-	_, err := Read(s.part.Log(), func(h *recordbatch.Header, r *recordbatch.Record) {
+	end, err := Read(s.part.Log(), func(h *recordbatch.Header, r *recordbatch.Record) {
 		if h.IsControl() {
 			// A marker that cannot be read decides nothing, as when it was appended.
 			if m, err := recordbatch.ParseControl(r.Key, r.Value); err == nil && m.Type <= recordbatch.ControlCommit {
@@ -355,6 +356,9 @@ func (s *shard) load() {
 			l.fold(e, c.Group, start.UnixMilli())
 		}
 	})
+	if err == nil {
+		s.settle(end)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.loading, s.failed = false, err

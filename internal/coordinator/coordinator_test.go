@@ -293,7 +293,7 @@ func TestLoading(t *testing.T) {
 	w := newWorld(t)
 	w.commitAt(w.elect(w.groups), "g", commitAt("a", 1))
 	gs := w.host()
-	s := &shard{seat: seat{part: w.part, loading: true}, owner: gs, groups: map[string]*hosted{}, joins: map[group.Token]chan group.JoinResult{}, syncs: map[group.Token]chan group.SyncResult{}}
+	s := &shard{seat: newSeat(context.Background(), w.part), owner: gs, groups: map[string]*hosted{}, joins: map[group.Token]chan group.JoinResult{}, syncs: map[group.Token]chan group.SyncResult{}}
 	gs.hosts.seats[0] = s
 	if _, err := gs.FetchOffsets("g", anybody, nil, true); !errors.Is(err, ErrLoading) {
 		t.Errorf("%v", err)
@@ -309,7 +309,7 @@ func TestLoading(t *testing.T) {
 		t.Error(got)
 	}
 	// One that resigned while it was loading stays resigned.
-	late := &shard{seat: seat{part: w.part, loading: true}, owner: gs, groups: map[string]*hosted{}}
+	late := &shard{seat: newSeat(context.Background(), w.part), owner: gs, groups: map[string]*hosted{}}
 	late.close()
 	late.load()
 	if err := late.lock(); !errors.Is(err, ErrNotCoordinator) || len(late.groups) != 0 {
@@ -338,18 +338,44 @@ func TestControllerOutOfSight(t *testing.T) {
 	w := newWorld(t)
 	w.commitAt(w.elect(w.groups), "g", commitAt("a", 1))
 	w.part.Suspend(true)
-	gs := w.again()
-	for _, gs := range []*Groups{gs, w.groups} {
-		if _, err := gs.FetchOffsets("g", anybody, nil, true); !errors.Is(err, ErrNotCoordinator) {
-			t.Errorf("%v", err)
-		}
+	gs, done := w.host(), make(chan struct{})
+	gs.Elect(w.part, func() { close(done) })
+	if _, err := gs.FetchOffsets("g", anybody, nil, true); !errors.Is(err, ErrLoading) {
+		t.Errorf("%v", err)
+	}
+	if _, err := w.groups.FetchOffsets("g", anybody, nil, true); !errors.Is(err, ErrNotCoordinator) {
+		t.Errorf("%v", err)
 	}
 	w.part.Suspend(false)
+	<-done
 	for _, gs := range []*Groups{gs, w.groups} {
 		if got := w.offsets(gs, "g"); got != "a:1" {
 			t.Error(got)
 		}
 	}
+}
+
+// What a new leader has read may be lost again until it is committed, and is not told before.
+func TestServesWhatIsCommitted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		role := partition.Role{Leader: 1, LeaderEpoch: 1, Replicas: []int32{1, 2}, ISR: []int32{1, 2}}
+		w.part.Assume(role, time.Now())
+		o := committed.New("g").Commit(committed.Partition{Topic: "a"}, committed.Offset{Offset: 1, LeaderEpoch: -1, ExpiresAt: -1}).Record()
+		w.append(recordbatch.Record{Key: o.Key, Value: o.Value})
+		gs, done := w.host(), make(chan struct{})
+		gs.Elect(w.part, func() { close(done) })
+		synctest.Wait()
+		if _, err := gs.FetchOffsets("g", anybody, nil, true); !errors.Is(err, ErrLoading) {
+			t.Errorf("%v", err)
+		}
+		role.ISR, role.PartitionEpoch = []int32{1}, 1
+		w.part.Assume(role, time.Now())
+		<-done
+		if got := w.offsets(gs, "g"); got != "a:1" {
+			t.Error(got)
+		}
+	})
 }
 
 // A failed write is not acknowledged and not visible.
@@ -656,7 +682,7 @@ func TestMarkerWhileLoading(t *testing.T) {
 		t.Fatal(err)
 	}
 	late := w.host()
-	s := &shard{seat: seat{part: w.part, loading: true}, owner: late, groups: map[string]*hosted{}}
+	s := &shard{seat: newSeat(context.Background(), w.part), owner: late, groups: map[string]*hosted{}}
 	late.hosts.seats[0] = s
 	late.EndTxn(0, 7, true)
 	s.load()

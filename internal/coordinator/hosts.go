@@ -44,12 +44,21 @@ func javaHash(s string) int32 {
 // seat is a partition of one of the topics, whose content a coordinator keeps in memory while this broker leads it.
 type seat struct {
 	part  *partition.Partition
-	epoch int32 // leader epoch
+	epoch int32           // leader epoch
+	ctx   context.Context // ends with the leadership
+	end   context.CancelFunc
 
 	mu      sync.Mutex
 	loading bool
 	failed  error
 	closed  bool
+}
+
+// newSeat takes a partition that this broker leads.
+func newSeat(ctx context.Context, part *partition.Partition) seat {
+	_, epoch := part.Leadership()
+	ctx, end := context.WithCancel(ctx)
+	return seat{part: part, epoch: epoch, ctx: ctx, end: end, loading: true}
 }
 
 // keeper is a seat with what it keeps.
@@ -81,6 +90,26 @@ func (s *seat) lock() error {
 		return fmt.Errorf("%w: %w", ErrNotCoordinator, err)
 	}
 	return nil
+}
+
+// settle waits until what was read, up to end, is committed, or the leadership ends. Until then the next leader may be one that does not have it, so that
+// nothing must come of it: no marker, and no answer.
+func (s *seat) settle(end int64) {
+	read := commit.Write{Part: s.part, Next: end, Epoch: s.epoch}
+	for tries := 0; s.ctx.Err() == nil; tries++ {
+		if commit.Wait(s.ctx, time.Minute, []commit.Write{read})[0] == nil {
+			return
+		}
+		s.pause(tries)
+	}
+}
+
+// pause is the pause after so many tries; the end of the leadership ends it.
+func (s *seat) pause(tries int) {
+	select {
+	case <-s.ctx.Done():
+	case <-time.After(min(backoffMin<<min(tries, 10), backoffMax)):
+	}
 }
 
 // hosts are the partitions of one topic that this broker coordinates.

@@ -68,8 +68,6 @@ type ledger struct {
 	seat
 	owner *Transactions
 	ids   map[string]*entry
-	ctx   context.Context // ends with the leadership
-	end   context.CancelFunc
 }
 
 // entry is a transactional id and its clock.
@@ -85,9 +83,7 @@ type entry struct {
 
 // Elect makes this broker the coordinator of a partition's transactional ids, as Groups.Elect does of groups.
 func (ts *Transactions) Elect(part *partition.Partition, done func()) {
-	_, epoch := part.Leadership()
-	l := &ledger{seat: seat{part: part, epoch: epoch, loading: true}, owner: ts, ids: map[string]*entry{}}
-	l.ctx, l.end = context.WithCancel(ts.ctx)
+	l := &ledger{seat: newSeat(ts.ctx, part), owner: ts, ids: map[string]*entry{}}
 	ts.hosts.elect(part.ID().Index, l, done)
 }
 
@@ -128,7 +124,7 @@ func (l *ledger) load() {
 		l.owner.log.Warn("unreadable records of transactions were skipped", "partition", l.part.ID().String(), "count", skipped, "first", first)
 	}
 	if err == nil {
-		l.settle(commit.Write{Part: l.part, Next: end, Epoch: l.epoch})
+		l.settle(end)
 	}
 	l.mu.Lock()
 	l.loading, l.failed = false, err
@@ -146,17 +142,6 @@ func (l *ledger) load() {
 		e.mu.Lock()
 		e.adopt(e.held.Pending())
 		e.mu.Unlock()
-	}
-}
-
-// settle waits until what was read is committed, or the leadership ends. Until then the next leader may be one that does not have it, so that
-// nothing must come of it: no marker, and no answer.
-func (l *ledger) settle(read commit.Write) {
-	for tries := 0; l.ctx.Err() == nil; tries++ {
-		if commit.Wait(l.ctx, time.Minute, []commit.Write{read})[0] == nil {
-			return
-		}
-		l.pause(tries)
 	}
 }
 
@@ -311,14 +296,6 @@ const (
 	backoffMin = 5 * time.Millisecond
 	backoffMax = 500 * time.Millisecond
 )
-
-// pause is the pause after so many tries; the end of the leadership ends it.
-func (l *ledger) pause(tries int) {
-	select {
-	case <-l.ctx.Done():
-	case <-time.After(min(backoffMin<<min(tries, 10), backoffMax)):
-	}
-}
 
 // finish writes the markers of a decision, as long as it takes, and completes the transaction.
 func (e *entry) finish(d txn.Decision) {
