@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	"github.com/varve-io/varve/internal/log"
@@ -59,7 +60,7 @@ func (b *broker) flushMarked(ctx context.Context) error {
 			if l == nil || p.Cause() != nil {
 				continue
 			}
-			if err := l.FlushUpTo(l.Offsets().ActiveBase); err != nil && ctx.Err() == nil {
+			if err := l.FlushUpTo(l.Offsets().ActiveBase); err != nil && ctx.Err() == nil && !errors.Is(err, log.ErrClosed) {
 				b.log.Error("sealed segments were not flushed", "partition", p.ID().String(), "cause", err)
 			}
 		}

@@ -2,6 +2,7 @@ package broker
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -83,6 +84,9 @@ func (b *broker) retain() {
 			b.log.Warn("a transaction hangs: readers of committed records, the tier and compaction stand still behind it; see varve txn find-hanging", "partition", p.ID().String(), "first offset", first)
 		}
 		r, err := l.ApplyRetention(now)
+		if errors.Is(err, log.ErrClosed) {
+			continue // it has just been deleted
+		}
 		if err != nil {
 			b.log.Error("retention failed", "partition", p.ID().String(), "cause", err)
 			continue

@@ -224,7 +224,7 @@ func parseValue(kind Kind, b []byte) (any, error) {
 		if v.Version >= 3 {
 			o.LeaderEpoch = v.LeaderEpoch
 		}
-		if v.Version == 1 {
+		if v.Version == 1 && v.ExpireTimestamp >= 0 {
 			o.ExpiresAt = v.ExpireTimestamp
 		}
 		return &o, nil
