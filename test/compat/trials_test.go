@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -22,15 +21,17 @@ func trials(t *testing.T, name string, nodes int, limit time.Duration) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// Only one of the modules wants settings of its own.
-	settings := keepOld
-	if b, err := os.ReadFile(filepath.Join(work, "trials", name, "server.settings")); err == nil {
-		settings = strings.Split(strings.TrimSpace(string(b)), "\n")
-	}
 	list := "trials-" + name + ".txt"
+	var settings []string
 	if nodes > 1 {
 		list = fmt.Sprintf("trials-%s-%d.txt", name, nodes)
-		settings = append(slices.Clone(replicated), settings...)
+		settings = append(settings, replicated...)
+	}
+	// Only one of the modules wants settings of its own.
+	if b, err := os.ReadFile(filepath.Join(work, "trials", name, "server.settings")); err == nil {
+		settings = append(settings, strings.Split(strings.TrimSpace(string(b)), "\n")...)
+	} else {
+		settings = append(settings, forClients...)
 	}
 	file := filepath.Join(work, "settings")
 	if err := os.WriteFile(file, []byte(strings.Join(settings, "\n")+"\n"), 0o644); err != nil {
@@ -74,10 +75,8 @@ func trials(t *testing.T, name string, nodes int, limit time.Duration) {
 	mustPass(t, list, out, func(string) bool { return true })
 }
 
-// replicated are the settings of a cluster that outlives any of its nodes. Traps that pause one count on its being fenced after
-// Kafka's nine seconds and do not wait much longer; less leaves a busy machine some room. A module's own settings come later.
-var replicated = []string{"default.replication.factor=3", "min.insync.replicas=2", "offsets.topic.replication.factor=3", "transaction.state.log.replication.factor=3",
-	"broker.session.timeout.ms=6000"}
+// replicated are the settings of a cluster that outlives any of its nodes.
+var replicated = []string{"default.replication.factor=3", "min.insync.replicas=2", "offsets.topic.replication.factor=3", "transaction.state.log.replication.factor=3"}
 
 // keepLogs keeps what the nodes printed beside the output of the suite.
 func keepLogs(t *testing.T, list, top string, nodes int) {
@@ -96,9 +95,10 @@ func keepLogs(t *testing.T, list, top string, nodes int) {
 	}
 }
 
-// keepOld keeps retention away from a module that writes old records: with the defaults they expire half a minute after the start,
-// under whoever is about to read them then.
-var keepOld = []string{"log.retention.check.interval.ms=3600000", "log.initial.task.delay.ms=3600000"}
+// forClients keeps retention away from a module that writes old records: with the defaults they expire half a minute after the start,
+// under whoever is about to read them then. Its traps that pause a node count on Kafka's nine seconds until it is fenced and do not
+// wait much longer; fewer leave a busy machine some room.
+var forClients = []string{"log.retention.check.interval.ms=3600000", "log.initial.task.delay.ms=3600000", "broker.session.timeout.ms=6000"}
 
 // copied puts the trials where they may be built.
 func copied(t *testing.T) string {
