@@ -93,6 +93,13 @@ func startCluster(t *testing.T, nodes int, settings ...string) *broker {
 	}
 	b.addr = strings.Join(addrs, ",")
 	b.run(t, []string{"cluster", "--nodes", strconv.Itoa(nodes), "--dir", b.dir, "--listen", addrs[0]}, settings)
+	b.ready(t, nodes)
+	return b
+}
+
+// ready waits for a cluster that can do all that its nodes will be asked.
+func (b *broker) ready(t *testing.T, nodes int) {
+	t.Helper()
 	await(t, "all brokers are known", func() bool {
 		brokers, err := b.admin(t).ListBrokers(within(t))
 		return err == nil && len(brokers) == nodes
@@ -103,7 +110,6 @@ func startCluster(t *testing.T, nodes int, settings ...string) *broker {
 		_, err := b.admin(t).CommitOffsets(within(t), "warm-up", o)
 		return err == nil
 	})
-	return b
 }
 
 // run starts a command of the binary and waits until every address is served.
@@ -272,7 +278,7 @@ func within(t *testing.T) context.Context {
 	return ctx
 }
 
-// topic creates a topic; configs are KEY=VALUE.
+// topic creates a topic with as many replicas as the broker thinks fit; configs are KEY=VALUE.
 func (b *broker) topic(t *testing.T, name string, partitions int32, configs ...string) {
 	t.Helper()
 	set := map[string]*string{}
@@ -280,7 +286,7 @@ func (b *broker) topic(t *testing.T, name string, partitions int32, configs ...s
 		k, v, _ := strings.Cut(c, "=")
 		set[k] = &v
 	}
-	if _, err := b.admin(t).CreateTopic(within(t), partitions, 1, set, name); err != nil {
+	if _, err := b.admin(t).CreateTopic(within(t), partitions, -1, set, name); err != nil {
 		t.Fatalf("creating %s: %v", name, err)
 	}
 }

@@ -41,6 +41,25 @@ func TestConfluentPython(t *testing.T) {
 	script(t, b, "confluent-python", debianPython(t, "confluent_kafka"), filepath.Join("py", "confluent.py"))
 }
 
+// Read, process, write: librdkafka's transactions with the offsets of what was read, one broker and three.
+func TestConfluentPythonTransactions(t *testing.T) {
+	asked(t)
+	python := []string{debianPython(t, "confluent_kafka"), filepath.Join("py", "confluent.py")}
+	check := func(t *testing.T, b *broker) {
+		both(t, b, "confluent-transactions", 3, func(t *testing.T, topic string, toTier func(t *testing.T)) {
+			b.topic(t, topic+"-in", 3)
+			run := func(step string) {
+				command{limit: 2 * time.Minute}.run(t, append(python, b.addr, topic, step)...)
+			}
+			run("transact")
+			toTier(t)
+			run("committed")
+		})
+	}
+	t.Run("one", func(t *testing.T) { check(t, start(t)) })
+	t.Run("three", func(t *testing.T) { check(t, startCluster(t, 3)) })
+}
+
 func TestKafkaJS(t *testing.T) {
 	b := start(t)
 	node := need(t, "node")

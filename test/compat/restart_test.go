@@ -26,11 +26,12 @@ func startNode(t *testing.T) *node {
 		t.Fatal(err)
 	}
 	port := strconv.Itoa(freePorts(t, 1))
-	n := &node{ctl: ctl, dir: filepath.Join(t.TempDir(), "node")}
-	n.env = []string{"VARVE=" + binary, "CTL_DIR=" + n.dir}
+	top := filepath.Join(t.TempDir(), "node")
+	n := &node{ctl: ctl, dir: filepath.Join(top, "1")}
+	n.env = []string{"VARVE=" + binary, "CTL_DIR=" + top}
 	n.addr = "127.0.0.1:" + port
 	t.Cleanup(func() { n.do(t, "down") })
-	n.do(t, "up", port)
+	n.do(t, "up", "1", port)
 	return n
 }
 

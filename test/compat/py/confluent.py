@@ -1,8 +1,8 @@
-"""confluent-kafka (librdkafka) against a broker: confluent.py BOOTSTRAP TOPIC write|read|admin|paced"""
+"""confluent-kafka (librdkafka) against a broker: confluent.py BOOTSTRAP TOPIC write|read|admin|paced|transact|committed"""
 import sys
 import time
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, OFFSET_INVALID, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, ConfigResource, NewPartitions, NewTopic
 
 bootstrap, topic, step = sys.argv[1:]
@@ -96,4 +96,95 @@ def admin():
         f.result(10)
 
 
-{"write": write, "read": read, "admin": admin, "paced": paced}[step]()
+def transact():
+    """Moves records from one topic to another, each in a transaction with the offset it was read at; every third transaction is
+    aborted and done again. What must not be seen says so."""
+    source = topic + "-in"
+    failed = []
+    report = lambda e, m: e and failed.append(str(e))
+    w = Producer({"bootstrap.servers": bootstrap, "enable.idempotence": True, "batch.num.messages": 20})
+    for i in range(COUNT):
+        w.produce(source, value(i), key=b"k%d" % i, partition=i % 3, on_delivery=report)
+    must(w.flush(30) == 0, "not all is delivered")
+
+    def transactional():
+        p = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic, "batch.num.messages": 20})
+        p.init_transactions(30)
+        return p
+
+    p = transactional()
+    c = consumer(**{"isolation.level": "read_committed"})
+    c.subscribe([source])
+    moved, n, at, deadline = 0, 0, {}, time.time() + 60
+    while moved < COUNT:
+        must(time.time() < deadline, "%d records moved" % moved)
+        batch = c.consume(30, 0.5)
+        if not batch:
+            continue
+        n += 1
+        commit = n % 3 != 2
+        first, past = {}, {}
+        p.begin_transaction()
+        for m in batch:
+            must(m.error() is None, "consume: %s" % m.error())
+            first.setdefault(m.partition(), m.offset())
+            past[m.partition()] = m.offset() + 1
+            p.produce(topic, m.value() if commit else b"aborted " + m.value(), key=m.key(), partition=m.partition(), on_delivery=report)
+        p.send_offsets_to_transaction([TopicPartition(source, k, o) for k, o in past.items()], c.consumer_group_metadata(), 30)
+        if commit:
+            p.commit_transaction(30)
+            moved += len(batch)
+            at.update(past)
+        else:
+            must(p.flush(30) == 0, "not all is delivered")
+            p.abort_transaction(30)
+            for k, o in first.items():
+                c.seek(TopicPartition(source, k, o))
+        stored = {t.partition: t.offset for t in c.committed([TopicPartition(source, k) for k in range(3)], timeout=30)}
+        must(stored == {k: at.get(k, OFFSET_INVALID) for k in range(3)}, "offsets %r after %d transactions, committed were %r" % (stored, n, at))
+    must(n >= 10, "only %d transactions" % n)
+    must(sum(at.values()) == COUNT, "offsets %r" % at)
+    c.close()
+    # Another of that id takes over: what the first has begun never happened.
+    p.begin_transaction()
+    p.produce(topic, b"aborted", key=b"zombie", partition=0, on_delivery=report)
+    must(p.flush(30) == 0, "not all is delivered")
+    transactional()
+    try:
+        p.commit_transaction(30)
+        must(False, "a producer committed that another has replaced")
+    except KafkaException as e:
+        must(e.args[0].code() == KafkaError._FENCED, "commit of a replaced producer: %r" % e)
+    must(not failed, "deliveries failed: %r" % failed[:3])
+
+
+def committed():
+    """Reads all that transact wrote, with both isolation levels."""
+
+    def everything(isolation):
+        c = consumer(**{"group.id": topic + isolation, "isolation.level": isolation, "enable.partition.eof": True})
+        c.assign([TopicPartition(topic, k, OFFSET_BEGINNING) for k in range(3)])
+        found, ended, deadline = [], set(), time.time() + 60
+        while len(ended) < 3:
+            must(time.time() < deadline, "%s: %d records, ends of %r" % (isolation, len(found), ended))
+            m = c.poll(0.5)
+            if m is None:
+                continue
+            if m.error() is None:
+                found.append(m)
+            else:
+                must(m.error().code() == KafkaError._PARTITION_EOF, "poll: %s" % m.error())
+                ended.add(m.partition())
+        c.close()
+        return found
+
+    seen = everything("read_committed")
+    for k in range(3):
+        got = [(m.key(), m.value()) for m in seen if m.partition() == k]
+        want = [(b"k%d" % i, value(i)) for i in range(k, COUNT, 3)]
+        must(got == want, "partition %d: %d committed records, want %d; unexpected: %r" % (k, len(got), len(want), [g for g in got if g not in want][:3]))
+    hidden = [m for m in everything("read_uncommitted") if m.value().startswith(b"aborted")]
+    must(len(hidden) > 100, "only %d records of aborted transactions" % len(hidden))
+
+
+{"write": write, "read": read, "admin": admin, "paced": paced, "transact": transact, "committed": committed}[step]()
