@@ -66,6 +66,25 @@ func transactionsSection(b *bench) error {
 	return nil
 }
 
+// send produces n records and returns when all are acknowledged, or one is not.
+func (b *bench) send(cl *kgo.Client, n int, record func(i int) *kgo.Record) error {
+	var failed atomic.Pointer[error]
+	for i := range n {
+		cl.Produce(b.ctx, record(i), func(_ *kgo.Record, err error) {
+			if err != nil {
+				failed.Store(&err)
+			}
+		})
+	}
+	if err := cl.Flush(b.ctx); err != nil {
+		return err
+	}
+	if err := failed.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
 // transact runs transactions one after the other, every is the time from begin to begin if it is not 0. commit says how each ends.
 func (b *bench) transact(p *process, topic string, txns, per int, every time.Duration, commit func(i int) bool, more ...kgo.Opt) (load, error) {
 	cl, err := kgo.NewClient(append(append(producerOptions(p, topic, "all"), kgo.TransactionalID(topic)), more...)...)
@@ -74,7 +93,6 @@ func (b *bench) transact(p *process, topic string, txns, per int, every time.Dur
 	}
 	defer cl.Close()
 	payload := values(1024)
-	var failed atomic.Pointer[error]
 	before, began := cpu(p.pid), time.Now()
 	for i := range txns {
 		if every > 0 {
@@ -84,18 +102,8 @@ func (b *bench) transact(p *process, topic string, txns, per int, every time.Dur
 			return load{}, err
 		}
 		at := time.Now()
-		for j := range per {
-			cl.Produce(b.ctx, &kgo.Record{Value: payload[j%len(payload)], Timestamp: at}, func(_ *kgo.Record, err error) {
-				if err != nil {
-					failed.Store(&err)
-				}
-			})
-		}
-		if err := cl.Flush(b.ctx); err != nil {
+		if err := b.send(cl, per, func(j int) *kgo.Record { return &kgo.Record{Value: payload[j%len(payload)], Timestamp: at} }); err != nil {
 			return load{}, err
-		}
-		if err := failed.Load(); err != nil {
-			return load{}, *err
 		}
 		if err := cl.EndTransaction(b.ctx, kgo.TransactionEndTry(commit(i))); err != nil {
 			return load{}, err
@@ -378,19 +386,11 @@ func (b *bench) compact(p *process, n, keys int) (load, error) {
 	}
 	defer cl.Close()
 	payload := values(1024)
-	var failed atomic.Pointer[error]
-	for i := range n {
-		cl.Produce(b.ctx, &kgo.Record{Key: fmt.Appendf(nil, "key-%d", i%keys), Value: payload[i%len(payload)]}, func(_ *kgo.Record, err error) {
-			if err != nil {
-				failed.Store(&err)
-			}
-		})
-	}
-	if err := cl.Flush(b.ctx); err != nil {
+	err = b.send(cl, n, func(i int) *kgo.Record {
+		return &kgo.Record{Key: fmt.Appendf(nil, "key-%d", i%keys), Value: payload[i%len(payload)]}
+	})
+	if err != nil {
 		return load{}, err
-	}
-	if err := failed.Load(); err != nil {
-		return load{}, *err
 	}
 	adm := kadm.NewClient(cl)
 	size := func() (int64, error) {

@@ -25,8 +25,10 @@ func (a *API) consumerGroupHeartbeat(_ context.Context, c *call, req *kmsg.Consu
 			r.Owned[t.TopicID] = append(r.Owned[t.TopicID], t.Partitions...)
 		}
 	}
-	if id, err := tp.NewUUID(rand.Reader); err == nil {
-		r.NewID = id.String()
+	if r.MemberID == "" {
+		if id, err := tp.NewUUID(rand.Reader); err == nil {
+			r.NewID = id.String()
+		}
 	}
 	err := r.Validate(req.Version, a.Groups.Consumers(req.Group))
 	if err == nil && strings.TrimSpace(req.Group) == "" {

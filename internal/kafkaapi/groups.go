@@ -57,20 +57,30 @@ func (a *API) coordinatorOf(ctx context.Context, kind int8, key string) (*metada
 	case key == "":
 		return nil, group.ErrInvalidGroupID
 	}
-	if err := a.ensureInternal(ctx, topic); err != nil {
-		return nil, fmt.Errorf("%w: %w", coordinator.ErrUnavailable, err)
+	id, img, err := a.placeOf(ctx, topic, key)
+	if err != nil {
+		return nil, err
 	}
-	img := a.Image()
-	t, ok := img.Topics[topic]
-	if !ok {
-		return nil, coordinator.ErrUnavailable
-	}
-	leader := t.Partitions[coordinator.PartitionFor(key, len(t.Partitions))].Leader
-	b, ok := img.Brokers[leader]
+	_, p, _ := img.Partition(id)
+	b, ok := img.Brokers[p.Leader]
 	if !ok || b.Fenced {
 		return nil, coordinator.ErrUnavailable
 	}
 	return b, nil
+}
+
+// placeOf is the partition of one of the cluster's own topics that keeps a group or transactional id, in the image that has it. The topic is
+// made if it is missing.
+func (a *API) placeOf(ctx context.Context, topic, key string) (tp.Partition, *metadata.Image, error) {
+	if err := a.ensureInternal(ctx, topic); err != nil {
+		return tp.Partition{}, nil, fmt.Errorf("%w: %w", coordinator.ErrUnavailable, err)
+	}
+	img := a.Image()
+	t, ok := img.Topics[topic]
+	if !ok {
+		return tp.Partition{}, nil, coordinator.ErrUnavailable
+	}
+	return tp.Partition{Topic: topic, Index: coordinator.PartitionFor(key, len(t.Partitions))}, img, nil
 }
 
 // ensureInternal makes one of the cluster's own topics if it is missing.

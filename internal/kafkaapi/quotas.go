@@ -3,6 +3,7 @@ package kafkaapi
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"time"
 
@@ -191,15 +192,9 @@ func (a *API) describeClientQuotas(_ context.Context, _ *call, req *kmsg.Describ
 		if !fits {
 			continue
 		}
-		for key, v := range img.ClientQuotas[e] {
-			out.Values = append(out.Values, kmsg.DescribeClientQuotasResponseEntryValue{Key: key, Value: v})
+		for _, key := range slices.Sorted(maps.Keys(img.ClientQuotas[e])) {
+			out.Values = append(out.Values, kmsg.DescribeClientQuotasResponseEntryValue{Key: key, Value: img.ClientQuotas[e][key]})
 		}
-		slices.SortFunc(out.Values, func(a, b kmsg.DescribeClientQuotasResponseEntryValue) int {
-			if a.Key < b.Key {
-				return -1
-			}
-			return 1
-		})
 		resp.Entries = append(resp.Entries, out)
 	}
 	return resp

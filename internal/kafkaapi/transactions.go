@@ -170,14 +170,8 @@ func (a *API) offsetsPartition(ctx context.Context, groupID string) (tp.Partitio
 	if groupID == "" {
 		return tp.Partition{}, group.ErrInvalidGroupID
 	}
-	if err := a.ensureInternal(ctx, coordinator.Topic); err != nil {
-		return tp.Partition{}, fmt.Errorf("%w: %w", coordinator.ErrUnavailable, err)
-	}
-	t, ok := a.Image().Topics[coordinator.Topic]
-	if !ok {
-		return tp.Partition{}, coordinator.ErrUnavailable
-	}
-	return tp.Partition{Topic: coordinator.Topic, Index: coordinator.PartitionFor(groupID, len(t.Partitions))}, nil
+	id, _, err := a.placeOf(ctx, coordinator.Topic, groupID)
+	return id, err
 }
 
 // endTxn serves EndTxn; the markers are written after the answer.
@@ -324,12 +318,8 @@ func (a *API) describeTransactions(_ context.Context, _ *call, req *kmsg.Describ
 		}
 		if t.ErrorCode = code(err); err == nil {
 			t.State, t.TimeoutMillis, t.StartTimestamp, t.ProducerID, t.ProducerEpoch = d.State, d.TimeoutMs, d.StartMs, d.ProducerID, d.Epoch
-			for _, p := range d.Partitions {
-				if n := len(t.Topics); n == 0 || t.Topics[n-1].Topic != p.Topic {
-					t.Topics = append(t.Topics, kmsg.DescribeTransactionsResponseTransactionStateTopic{Topic: p.Topic})
-				}
-				last := &t.Topics[len(t.Topics)-1]
-				last.Partitions = append(last.Partitions, p.Index)
+			for _, topic := range tp.ByTopic(d.Partitions) {
+				t.Topics = append(t.Topics, kmsg.DescribeTransactionsResponseTransactionStateTopic{Topic: topic.Topic, Partitions: topic.Indexes})
 			}
 		}
 		resp.TransactionStates = append(resp.TransactionStates, t)

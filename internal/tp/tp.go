@@ -76,6 +76,24 @@ type Partition struct {
 // String is "topic-7", which is also the name of the partition's folder.
 func (p Partition) String() string { return p.Topic + "-" + strconv.Itoa(int(p.Index)) }
 
+// InTopic are partitions of one topic, as requests and answers list them.
+type InTopic struct {
+	Topic   string
+	Indexes []int32
+}
+
+// ByTopic lists partitions by their topics, those of a topic together if they are neighbours.
+func ByTopic(partitions []Partition) (out []InTopic) {
+	for _, p := range partitions {
+		if n := len(out); n == 0 || out[n-1].Topic != p.Topic {
+			out = append(out, InTopic{Topic: p.Topic})
+		}
+		last := &out[len(out)-1]
+		last.Indexes = append(last.Indexes, p.Index)
+	}
+	return out
+}
+
 // ParsePartition reads "topic-7"; topic names may themselves hold '-'.
 func ParsePartition(s string) (Partition, error) {
 	i := strings.LastIndexByte(s, '-')

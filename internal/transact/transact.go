@@ -176,12 +176,8 @@ func (s *Service) markThere(ctx context.Context, leader int32, e coordinator.End
 	if e.V2 {
 		m.TransactionVersion = 2
 	}
-	for _, id := range ids {
-		if n := len(m.Topics); n == 0 || m.Topics[n-1].Topic != id.Topic {
-			m.Topics = append(m.Topics, kmsg.WriteTxnMarkersRequestMarkerTopic{Topic: id.Topic})
-		}
-		t := &m.Topics[len(m.Topics)-1]
-		t.Partitions = append(t.Partitions, id.Index)
+	for _, t := range tp.ByTopic(ids) {
+		m.Topics = append(m.Topics, kmsg.WriteTxnMarkersRequestMarkerTopic{Topic: t.Topic, Partitions: t.Indexes})
 	}
 	req.Markers = append(req.Markers, m)
 	resp := req.ResponseKind().(*kmsg.WriteTxnMarkersResponse)
@@ -265,12 +261,8 @@ func (s *Service) enlistOnce(ctx context.Context, id string, producerID int64, e
 	req.Version = 5
 	t := kmsg.NewAddPartitionsToTxnRequestTransaction()
 	t.TransactionalID, t.ProducerID, t.ProducerEpoch, t.VerifyOnly = id, producerID, epoch, !add
-	for _, p := range partitions {
-		if n := len(t.Topics); n == 0 || t.Topics[n-1].Topic != p.Topic {
-			t.Topics = append(t.Topics, kmsg.AddPartitionsToTxnRequestTransactionTopic{Topic: p.Topic})
-		}
-		last := &t.Topics[len(t.Topics)-1]
-		last.Partitions = append(last.Partitions, p.Index)
+	for _, topic := range tp.ByTopic(partitions) {
+		t.Topics = append(t.Topics, kmsg.AddPartitionsToTxnRequestTransactionTopic{Topic: topic.Topic, Partitions: topic.Indexes})
 	}
 	req.Transactions = append(req.Transactions, t)
 	resp := req.ResponseKind().(*kmsg.AddPartitionsToTxnResponse)

@@ -1,11 +1,9 @@
 package compat
 
 import (
-	"fmt"
 	"os"
 	"path/filepath"
 	"testing"
-	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
 )
@@ -20,15 +18,7 @@ func TestWeServeKafkasFolder(t *testing.T) {
 func weServeKafkasFolder(t *testing.T, clean bool) {
 	n := startNode(t)
 	k := kafkaTools(t, n.addr)
-	home, port := t.TempDir(), freePorts(t, 1)
-	peer := &broker{addr: fmt.Sprintf("127.0.0.1:%d", port)}
-	stop := []string{k.path, "stop", "--dir", home}
-	t.Cleanup(func() {
-		if _, errs, err := (command{}).try(t, stop...); err != nil {
-			t.Errorf("stopping Kafka: %v\n%s", err, errs)
-		}
-	})
-	command{limit: 2 * time.Minute}.run(t, k.path, "start", "--dir", home, "--port", fmt.Sprint(port), "--heap", "400m")
+	peer, home, stop := k.peer(t)
 	configs := []string{"internal.segment.bytes=16384", "index.interval.bytes=256"}
 	peer.topic(t, "theirs", 1, configs...)
 	all := fill(t, peer, "theirs") + transactions(t, peer, "theirs")

@@ -58,15 +58,7 @@ const offsetsTopic = "__consumer_offsets"
 func movesGroups(t *testing.T, fromUs bool) {
 	b := start(t)
 	k := kafkaTools(t, b.addr)
-	home, port := t.TempDir(), freePorts(t, 1)
-	peer := &broker{addr: fmt.Sprintf("127.0.0.1:%d", port)}
-	stop := []string{k.path, "stop", "--dir", home}
-	t.Cleanup(func() {
-		if _, errs, err := (command{}).try(t, stop...); err != nil {
-			t.Errorf("stopping Kafka: %v\n%s", err, errs)
-		}
-	})
-	command{limit: 2 * time.Minute}.run(t, k.path, "start", "--dir", home, "--port", fmt.Sprint(port), "--heap", "400m")
+	peer, home, stop := k.peer(t)
 	from, to := peer, b
 	data := map[*broker]string{b: b.dir, peer: filepath.Join(home, "node1", "data")}
 	if fromUs {

@@ -29,6 +29,20 @@ func kafkaTools(t *testing.T, addr string) tools {
 	return k
 }
 
+// peer starts an Apache Kafka beside Varve until the end of the test: where it is, its folder, and the command that stops it sooner.
+func (k tools) peer(t *testing.T) (peer *broker, home string, stop []string) {
+	t.Helper()
+	home, port := t.TempDir(), freePorts(t, 1)
+	stop = []string{k.path, "stop", "--dir", home}
+	t.Cleanup(func() {
+		if _, errs, err := (command{}).try(t, stop...); err != nil {
+			t.Errorf("stopping Kafka: %v\n%s", err, errs)
+		}
+	})
+	command{limit: 2 * time.Minute}.run(t, k.path, "start", "--dir", home, "--port", fmt.Sprint(port), "--heap", "400m")
+	return &broker{addr: fmt.Sprintf("127.0.0.1:%d", port)}, home, stop
+}
+
 // run calls one of the tools with the address of the broker.
 func (k tools) run(t *testing.T, tool string, args ...string) string {
 	t.Helper()
