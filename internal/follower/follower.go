@@ -65,11 +65,15 @@ type Step struct {
 // jumps says that an empty replica starts behind what is tiered (KIP-1023).
 func (c Config) jumps() bool { return c.Tiered && c.FromTier && !c.Compacted }
 
-// Machine is one follower.
+// Machine is one follower. Partition may be called from anywhere at any time.
 type Machine struct {
 	part   *partition.Partition
 	config func() Config
+	state
+}
 
+// state is all that changes.
+type state struct {
 	phase    Phase
 	epoch    int32 // leader epoch that phase belongs to, -1 before the first
 	busy     bool
@@ -79,13 +83,13 @@ type Machine struct {
 	segment  *tier.Segment
 	last     error
 	failures int // in a row
-	// Level is whether the last fetch left nothing to be had: the follower keeps up.
+	// level is whether the last fetch left nothing to be had: the follower keeps up.
 	level bool
 }
 
 // New returns the machine of a partition.
 func New(p *partition.Partition, config func() Config) *Machine {
-	return &Machine{part: p, config: config, epoch: -1}
+	return &Machine{part: p, config: config, state: state{epoch: -1}}
 }
 
 // Partition is the follower's replica.
@@ -106,7 +110,7 @@ func (m *Machine) Next(now time.Time) Step {
 	}
 	if f.LeaderEpoch != m.epoch {
 		// Whatever is outstanding belongs to another epoch, and its answer will be ignored.
-		*m = Machine{part: m.part, config: m.config, epoch: f.LeaderEpoch}
+		m.state = state{epoch: f.LeaderEpoch}
 	}
 	if m.busy || m.phase == Failed {
 		return Step{}

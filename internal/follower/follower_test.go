@@ -507,3 +507,22 @@ func TestBelowTheLogStart(t *testing.T) {
 		t.Fatalf("%+v", o)
 	}
 }
+
+// Whoever holds a machine may ask whose it is while another drives it into a new epoch (seen by the race detector).
+func TestPartitionIsAskedForWhileTheEpochChanges(t *testing.T) {
+	p := newPair(t)
+	asked := make(chan struct{})
+	go func() {
+		defer close(asked)
+		for range 1000 {
+			if p.m.Partition() != p.part {
+				t.Error("another partition")
+			}
+		}
+	}()
+	for epoch := int32(2); epoch < 20; epoch++ {
+		p.elect(2, epoch)
+		p.m.Next(p.now)
+	}
+	<-asked
+}
