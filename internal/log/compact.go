@@ -204,7 +204,7 @@ func (w *compaction) scan(r *segment.Reader, from int64, visit func(h *recordbat
 	if err != nil || !ok {
 		return err
 	}
-	ahead := segment.NewAheadReader(h.File, pos, r.Size)
+	ahead := vfs.NewAheadReader(h.File, pos, r.Size)
 	defer ahead.Close()
 	s := segment.NewBatchScanner(ahead, pos, r.Size)
 	defer s.Release()
