@@ -50,7 +50,7 @@ func validity(loc *directfetch.Location) time.Duration {
 }
 
 // open begins read-ahead for a request at an offset. hint is how much the client takes at once.
-func (t *Transport) open(key streamKey, loc directfetch.Location, m marks, list aborted, hint int64) *stream {
+func (t *Transport) open(key streamKey, loc directfetch.Location, m marks, list aborted, hint int64, by *directfetch.Use) *stream {
 	if old := t.ahead.streams[key]; old != nil {
 		t.drop(old)
 	}
@@ -65,7 +65,7 @@ func (t *Transport) open(key streamKey, loc directfetch.Location, m marks, list 
 			t.drop(all[oldest])
 		}
 	}
-	s := &stream{key: key, loc: loc, marks: m, expires: m.at.Add(validity(&loc)), used: m.at, aborted: list, nextPos: loc.StartPosition, depth: 1,
+	s := &stream{key: key, loc: loc, marks: m, expires: m.at.Add(validity(&loc)), used: m.at, by: by, aborted: list, nextPos: loc.StartPosition, depth: 1,
 		first: min(max(hint, minRange), t.cfg.RangeBytes),
 		split: splitter{next: key.next, end: loc.EndOffset, left: loc.EndPosition - loc.StartPosition, maxBatch: t.cfg.MaxBatchBytes}}
 	s.ctx, s.cancel = context.WithCancel(t.ctx)
@@ -192,7 +192,7 @@ func (t *Transport) pump(s *stream) {
 				size = max(room, minRange)
 			}
 		}
-		f := &flight{start: s.nextPos, end: min(s.nextPos+size, s.loc.EndPosition)}
+		f := &flight{start: s.nextPos, end: min(s.nextPos+size, s.loc.EndPosition), segment: s.segment()}
 		s.nextPos = f.end
 		f.chunk = t.newChunk(s, f.end-f.start)
 		n := f.end - f.start
@@ -218,7 +218,7 @@ func (t *Transport) read(s *stream, f *flight) {
 		}
 	}
 	begin := time.Now()
-	err := t.fetch(s, f.start, f.end, f.chunk.b)
+	err := t.fetch(s.ctx, f)
 	took := time.Since(begin)
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -226,6 +226,8 @@ func (t *Transport) read(s *stream, f *flight) {
 	if err == nil {
 		t.stats.requests++
 		t.stats.bytes += n
+		s.by.Requests++
+		s.by.Bytes += n
 		t.latency.Observe(took.Seconds())
 		t.ahead.breaker.succeeded(time.Now())
 	}
@@ -236,9 +238,9 @@ func (t *Transport) read(s *stream, f *flight) {
 	t.splitReady(s)
 }
 
-// fetch reads a range into b, which it fills.
-func (t *Transport) fetch(s *stream, start, end int64, b []byte) (err error) {
-	ctx, cancel := context.WithCancelCause(s.ctx)
+// fetch reads a range into its buffer, which it fills.
+func (t *Transport) fetch(ctx context.Context, f *flight) (err error) {
+	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	timer := time.AfterFunc(t.cfg.ConnectTimeout, func() { cancel(ErrConnectTimeout) })
 	defer timer.Stop()
@@ -252,8 +254,7 @@ func (t *Transport) fetch(s *stream, start, end int64, b []byte) (err error) {
 			}
 		}
 	}()
-	body, err := t.cfg.Fetcher.FetchLogSegment(ctx, Segment{SegmentID: s.loc.SegmentID, ObjectKey: s.loc.ObjectKey, Format: s.loc.Format,
-		CustomMetadata: s.loc.CustomMetadata, Size: s.loc.SegmentSize, BaseOffset: s.loc.BaseOffset}, start, end)
+	body, err := t.cfg.Fetcher.FetchLogSegment(ctx, f.segment, f.start, f.end)
 	if err != nil {
 		return err
 	}
@@ -268,8 +269,8 @@ func (t *Transport) fetch(s *stream, start, end int64, b []byte) (err error) {
 	defer reading.Stop()
 	stop := context.AfterFunc(ctx, func() { body.Close() })
 	defer stop()
-	if n, err := io.ReadFull(body, b); err != nil {
-		return fmt.Errorf("%d of %d bytes from %d: %w", n, len(b), start, err)
+	if n, err := io.ReadFull(body, f.chunk.b); err != nil {
+		return fmt.Errorf("%d of %d bytes from %d: %w", n, len(f.chunk.b), f.start, err)
 	}
 	return nil
 }

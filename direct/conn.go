@@ -60,6 +60,8 @@ type conn struct {
 	current *entry        // what the writer is at
 	upDone  chan struct{} // closed when no more answers come from the broker
 
+	use directfetch.Use // what was read since the broker was told; guarded by the Transport's mutex
+
 	// Only the reader of requests uses these.
 	probed   bool
 	direct   bool
@@ -214,6 +216,17 @@ func (c *conn) ask(ctx context.Context, clientID string, req kmsg.Request) ([]by
 		return r.parts[0], nil
 	default:
 		return nil, errBroken
+	}
+}
+
+// report tells the broker what was read from objects since it was told last. What a broken connection did not tell is lost: it is a
+// figure for people.
+func (c *conn) report(req *kmsg.FetchRequest) {
+	c.t.mu.Lock()
+	defer c.t.mu.Unlock()
+	if c.use != (directfetch.Use{}) {
+		directfetch.SetUse(req, c.use)
+		c.use = directfetch.Use{}
 	}
 }
 

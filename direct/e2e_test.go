@@ -1,6 +1,7 @@
 package direct_test
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"io"
@@ -24,6 +25,7 @@ import (
 	"github.com/varve-io/varve/internal/broker"
 	"github.com/varve-io/varve/internal/config"
 	"github.com/varve-io/varve/internal/s3test"
+	"github.com/varve-io/varve/internal/tierinfo"
 )
 
 // startBroker runs a real broker in this process until the test ends and returns its address.
@@ -246,6 +248,77 @@ func TestKgoAndSaramaOverS3(t *testing.T) {
 	consume(t, addr, "t", "other", refused, want)
 	if s := refused.Snapshot(); s.Served != 0 || s.Fallbacks["auth"] == 0 || s.Rests == 0 {
 		t.Errorf("refused: %+v", s)
+	}
+}
+
+// readersOf asks a broker who reads from the bucket.
+func readersOf(t *testing.T, addr string) []tierinfo.Reader {
+	t.Helper()
+	cl, err := kgo.NewClient(kgo.SeedBrokers(addr))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	req := kmsg.NewPtrDescribeLogDirsRequest()
+	req.Topics = []kmsg.DescribeLogDirsRequestTopic{}
+	tierinfo.Request(req, tierinfo.Readers)
+	resp, err := cl.Broker(1).Request(t.Context(), req)
+	if err != nil {
+		t.Fatal(err)
+	}
+	list, ok, err := tierinfo.GetReaders(resp.(*kmsg.DescribeLogDirsResponse))
+	if err != nil || !ok {
+		t.Fatal(ok, err)
+	}
+	return list
+}
+
+// TestGrants reads by URLs that the broker signs, with no credentials at all.
+func TestGrants(t *testing.T) {
+	server := s3test.Start(t)
+	for _, stored := range []map[string]string{
+		{},
+		{"rsm.config.compression.enabled": "true", "rsm.config.chunk.size": "10000"},
+	} {
+		t.Run(fmt.Sprint("compressed ", len(stored) > 0), func(t *testing.T) {
+			settings := map[string]string{"varve.bucket": server.URL(), "varve.bucket.access.key": server.AccessKey, "varve.bucket.secret.key": server.SecretKey,
+				"remote.fetch.grants": "presigned"}
+			maps.Copy(settings, stored)
+			addr := startBroker(t, settings)
+			want := load(t, addr, "t", 2, 1200)
+			f, err := objectstore.Open(server.URL(), objectstore.Options{Grants: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var said bytes.Buffer
+			log := slog.New(slog.NewTextHandler(&said, &slog.HandlerOptions{Level: slog.LevelDebug}))
+			transport := newTransport(t, direct.Config{Fetcher: f, ConnectTimeout: 10 * time.Second, Logger: log})
+			consume(t, addr, "t", "g", transport, want, kgo.ClientID("reader"))
+			s := transport.Snapshot()
+			if s.Served < 2*s.BrokerBytes {
+				t.Errorf("%+v", s)
+			}
+			list := readersOf(t, addr)
+			i := slices.IndexFunc(list, func(r tierinfo.Reader) bool { return r.Client == "reader" })
+			if i < 0 || list[i].Locations < s.Locations || list[i].Used == 0 || list[i].Used > s.Bytes || list[i].Requests == 0 || list[i].Granted < list[i].Used || list[i].Host != "/127.0.0.1" {
+				t.Errorf("account of %+v: %+v", s, list)
+			}
+			// The same bucket at another address is not what the URLs are for.
+			other, err := objectstore.Open(strings.Replace(server.URL(), "127.0.0.1", "localhost", 1), objectstore.Options{Grants: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			lost := newTransport(t, direct.Config{Fetcher: other, Logger: log})
+			consume(t, addr, "t", "h", lost, want)
+			if s := lost.Snapshot(); s.Bytes != 0 || s.Fallbacks["auth"] == 0 {
+				t.Errorf("%+v", s)
+			}
+			lost.Close()
+			transport.Close()
+			if text := said.String(); !strings.Contains(text, "points to") || strings.Contains(text, "X-Amz") {
+				t.Errorf("log: %s", text)
+			}
+		})
 	}
 }
 

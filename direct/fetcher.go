@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"io"
+
+	"github.com/varve-io/varve/internal/directfetch"
 )
 
 // Segment names a remote segment to a Fetcher. The fields are those of the broker's answer.
@@ -14,7 +16,13 @@ type Segment struct {
 	CustomMetadata []byte // opaque to everyone but the storage plug-in that wrote it; nil if none
 	Size           int64  // plain bytes of the segment's log
 	BaseOffset     int64  // first offset of the segment
+	// LogGrant and ManifestGrant are signed URLs of the log object and of its manifest, from brokers that give such grants
+	// (remote.fetch.grants); "" otherwise. They do not show in prints.
+	LogGrant, ManifestGrant Grant
 }
+
+// Grant is a URL that carries the right to read what it names for some time. Its String does not tell it.
+type Grant = directfetch.Grant
 
 // Fetcher reads remote segments: the RemoteStorageFetcher of KIP-1254. It only reads, and knows no Kafka.
 //
@@ -32,6 +40,7 @@ type Fetcher interface {
 // Errors of a Fetcher.
 var (
 	ErrNotFound       = errors.New("remote segment not found")
+	ErrExpired        = errors.New("the right to read the remote segment has expired")
 	ErrAuth           = errors.New("access to the remote segment denied")
 	ErrThrottled      = errors.New("throttled by the object store")
 	ErrConnectTimeout = errors.New("object store did not answer in time")
@@ -68,7 +77,7 @@ func causeOf(err error) cause {
 	for _, x := range []struct {
 		err error
 		c   cause
-	}{{ErrNotFound, causeNotFound}, {ErrAuth, causeAuth}, {ErrThrottled, causeThrottle}, {ErrConnectTimeout, causeConnect}, {ErrReadTimeout, causeRead},
+	}{{ErrNotFound, causeNotFound}, {ErrAuth, causeAuth}, {ErrExpired, causeExpired}, {ErrThrottled, causeThrottle}, {ErrConnectTimeout, causeConnect}, {ErrReadTimeout, causeRead},
 		{ErrShort, causeShort}, {ErrUnknownFormat, causeFormat}, {ErrDamaged, causeDamaged}, {errPanic, causePanic}, {errTooLarge, causeTooLarge},
 		{io.ErrUnexpectedEOF, causeShort}, {io.EOF, causeShort}} {
 		if errors.Is(err, x.err) {

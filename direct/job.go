@@ -237,6 +237,7 @@ func (j *job) forward(asks []*want, wait time.Duration, enough bool) error {
 	if tags {
 		directfetch.SetFormats(req, j.t.formats)
 	}
+	j.c.report(req)
 	frame, err := j.c.ask(j.c.ctx, j.h.ClientID, req)
 	if err != nil {
 		return err
@@ -314,6 +315,7 @@ func (j *job) take(w *want, p *kmsg.FetchResponseTopicPartition, now time.Time) 
 			s.marks = m
 			if loc != nil && loc.ValidityMs > 0 {
 				s.expires = now.Add(validity(loc))
+				s.loc.LogGrant, s.loc.ManifestGrant = loc.LogGrant, loc.ManifestGrant
 			}
 			return
 		default:
@@ -336,7 +338,7 @@ func (j *job) take(w *want, p *kmsg.FetchResponseTopicPartition, now time.Time) 
 				j.claim(w, s, now) // it was asked for ahead, and came just now
 				return
 			}
-			s := t.open(w.key, *loc, m, p.AbortedTransactions, int64(w.req.PartitionMaxBytes))
+			s := t.open(w.key, *loc, m, p.AbortedTransactions, int64(w.req.PartitionMaxBytes), &j.c.use)
 			j.claim(w, s, now)
 			return
 		}

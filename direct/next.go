@@ -39,13 +39,13 @@ func (j *job) askAhead(w *want, s *stream, now time.Time) {
 			return
 		}
 		if resp, err := parseFetchResponse(frame[4:], j.up); err == nil {
-			t.takeAhead(next, resp, hint)
+			t.takeAhead(next, resp, hint, &j.c.use)
 		}
 	})
 }
 
 // takeAhead begins read-ahead at the location that an answer gives, if it is of use.
-func (t *Transport) takeAhead(key streamKey, resp *kmsg.FetchResponse, hint int64) {
+func (t *Transport) takeAhead(key streamKey, resp *kmsg.FetchResponse, hint int64, by *directfetch.Use) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range resp.Topics {
@@ -58,7 +58,7 @@ func (t *Transport) takeAhead(key streamKey, resp *kmsg.FetchResponse, hint int6
 				continue
 			}
 			if c, _ := t.check(loc, key.next); c == "" {
-				t.open(key, *loc, marks{p.HighWatermark, p.LastStableOffset, p.LogStartOffset, time.Now()}, p.AbortedTransactions, hint)
+				t.open(key, *loc, marks{p.HighWatermark, p.LastStableOffset, p.LogStartOffset, time.Now()}, p.AbortedTransactions, hint, by)
 			}
 		}
 	}

@@ -40,6 +40,7 @@ type stream struct {
 	marks   marks
 	expires time.Time
 	used    time.Time
+	by      *directfetch.Use // of the connection that opened it, where what is read is counted
 	aborted aborted
 
 	ctx     context.Context
@@ -67,6 +68,7 @@ type stream struct {
 // flight is one range under way.
 type flight struct {
 	start, end int64
+	segment    Segment
 	chunk      *chunk
 	over       bool
 	err        error
@@ -91,6 +93,13 @@ func (b *batch) bytes() []byte { return b.chunk.b[b.at : b.at+b.size] }
 // view is what the planner sees of a stream.
 func (s *stream) view() *streamView {
 	return &streamView{epoch: s.loc.LeaderEpoch, expires: s.expires, marks: s.marks.at, ready: len(s.ready) > 0, done: s.done, failed: s.failed}
+}
+
+// segment is what a Fetcher is told of the location.
+func (s *stream) segment() Segment {
+	l := &s.loc
+	return Segment{SegmentID: l.SegmentID, ObjectKey: l.ObjectKey, Format: l.Format, CustomMetadata: l.CustomMetadata, Size: l.SegmentSize, BaseOffset: l.BaseOffset,
+		LogGrant: l.LogGrant, ManifestGrant: l.ManifestGrant}
 }
 
 // signal wakes the request that waits, if any.

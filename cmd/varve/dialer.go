@@ -11,7 +11,7 @@ import (
 
 // transport makes the transport of direct reads; nil where none is asked for.
 func (s *storeFlags) transport() (*direct.Transport, error) {
-	o := objectstore.Options{AccessKey: s.access, SecretKey: s.secret, Keys: map[string][]byte{}}
+	o := objectstore.Options{AccessKey: s.access, SecretKey: s.secret, Keys: map[string][]byte{}, Grants: s.grants}
 	for _, pair := range s.pairs {
 		id, file, ok := strings.Cut(pair, "=")
 		if !ok {

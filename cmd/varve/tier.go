@@ -27,7 +27,7 @@ func tierCommand() *cobra.Command {
 	c := &connection{}
 	cmd := &cobra.Command{Use: "tier", Short: "Look at what is in the bucket, and mend it"}
 	c.flags(cmd)
-	cmd.AddCommand(tierList(c), tierFsck(c))
+	cmd.AddCommand(tierList(c), tierWho(c), tierFsck(c))
 	return cmd
 }
 
@@ -288,6 +288,7 @@ func topicIDs(ctx context.Context, cl *kgo.Client) (map[tp.UUID]bool, error) {
 type storeFlags struct {
 	url, prefix, access, secret string
 	pairs                       []string
+	grants                      bool
 }
 
 func (s *storeFlags) add(cmd *cobra.Command) {
@@ -297,6 +298,11 @@ func (s *storeFlags) add(cmd *cobra.Command) {
 	f.StringVar(&s.access, "access-key", "", "S3 access key; empty takes the environment or the credentials file")
 	f.StringVar(&s.secret, "secret-key", "", "S3 secret key")
 	f.StringArrayVar(&s.pairs, "key-pair", nil, "key pair of encrypted objects, ID=PRIVATE-KEY-PEM-FILE; may be repeated")
+}
+
+// addGrants is for commands that read through a transport.
+func (s *storeFlags) addGrants(cmd *cobra.Command) {
+	cmd.Flags().BoolVar(&s.grants, "grants", false, "read objects of --bucket by the URLs that brokers sign (remote.fetch.grants=presigned), without credentials")
 }
 
 func (s *storeFlags) open() (objstore.Bucket, error) {

@@ -27,6 +27,9 @@ type Options struct {
 	AccessKey, SecretKey, SessionToken string
 	// Keys are PEM private keys by id, for encrypted segments.
 	Keys map[string][]byte
+	// Grants has objects read by the URLs that brokers sign (remote.fetch.grants=presigned), without credentials. A URL is used only
+	// for the object of the location that it came with, in the bucket that was opened.
+	Grants bool
 	// ManifestsMax bounds the cached manifests (1000).
 	ManifestsMax int
 	Logger       *slog.Logger
@@ -41,6 +44,7 @@ type Store interface {
 // Fetcher implements direct.Fetcher. Its errors match the sentinels of package direct.
 type Fetcher struct {
 	bucket Store
+	signed objstore.SignedReader // nil without grants
 	keys   *remoteformat.Keyring
 	max    int
 
@@ -58,7 +62,15 @@ func Open(url string, o Options) (*Fetcher, error) {
 	if err != nil {
 		return nil, err
 	}
-	return New(b, o)
+	f, err := New(b, o)
+	if err != nil || !o.Grants {
+		return f, err
+	}
+	var ok bool
+	if f.signed, ok = b.(objstore.SignedReader); !ok {
+		return nil, fmt.Errorf("objectstore: no grants for %s: only S3 has signed URLs", b)
+	}
+	return f, nil
 }
 
 // New reads from any store, such as one that Open has no driver for.
@@ -100,11 +112,7 @@ func (f *Fetcher) FetchLogSegment(ctx context.Context, s direct.Segment, start, 
 	}
 	switch s.Format {
 	case tier.FormatKafkaV1:
-		body, err := f.bucket.Get(ctx, s.ObjectKey, start, end-start)
-		if err != nil {
-			return nil, wrap(err)
-		}
-		return &plainBody{body}, nil
+		return f.plain(ctx, s, start, end)
 	case tier.FormatChunkedV1:
 		m, err := f.manifest(ctx, s)
 		if err != nil {
@@ -114,15 +122,31 @@ func (f *Fetcher) FetchLogSegment(ctx context.Context, s direct.Segment, start, 
 			return nil, fmt.Errorf("%w: %q has %d plain bytes, wanted are %d to %d", direct.ErrShort, s.ObjectKey, m.Size(), start, end)
 		}
 		if m.Plain() {
-			body, err := f.bucket.Get(ctx, s.ObjectKey, start, end-start)
-			if err != nil {
-				return nil, wrap(err)
-			}
-			return &plainBody{body}, nil
+			return f.plain(ctx, s, start, end)
 		}
 		return f.chunks(ctx, s, m, start, end)
 	}
 	return nil, fmt.Errorf("%w: %q", direct.ErrUnknownFormat, s.Format)
+}
+
+// get reads n bytes of an object, all where n < 0, by its grant if there are grants.
+func (f *Fetcher) get(ctx context.Context, key string, grant direct.Grant, off, n int64) (io.ReadCloser, error) {
+	if f.signed == nil {
+		return f.bucket.Get(ctx, key, off, n)
+	}
+	if grant == "" {
+		return nil, fmt.Errorf("%w: the broker granted no URL for %q", direct.ErrAuth, key)
+	}
+	return f.signed.GetSigned(ctx, string(grant), key, off, n)
+}
+
+// plain reads a range that is stored as it is.
+func (f *Fetcher) plain(ctx context.Context, s direct.Segment, start, end int64) (io.ReadCloser, error) {
+	body, err := f.get(ctx, s.ObjectKey, s.LogGrant, start, end-start)
+	if err != nil {
+		return nil, wrap(err)
+	}
+	return &plainBody{body}, nil
 }
 
 // manifest returns the decoder of a segment.
@@ -137,7 +161,7 @@ func (f *Fetcher) manifest(ctx context.Context, s direct.Segment) (*remoteformat
 	if !ok {
 		return nil, fmt.Errorf("%w: object %q has no manifest", direct.ErrUnknownFormat, s.ObjectKey)
 	}
-	body, err := f.bucket.Get(ctx, base+remoteformat.ObjectManifest.Suffix(), 0, -1)
+	body, err := f.get(ctx, base+remoteformat.ObjectManifest.Suffix(), s.ManifestGrant, 0, -1)
 	if err != nil {
 		return nil, err
 	}
@@ -172,7 +196,7 @@ func (f *Fetcher) chunks(ctx context.Context, s direct.Segment, m *remoteformat.
 		return io.NopCloser(strings.NewReader("")), nil
 	}
 	off, n, from, _ := x.StoredRange(start, end)
-	body, err := f.bucket.Get(ctx, s.ObjectKey, off, n)
+	body, err := f.get(ctx, s.ObjectKey, s.LogGrant, off, n)
 	if err != nil {
 		return nil, wrap(err)
 	}
@@ -243,7 +267,7 @@ func wrap(err error) error {
 		return err
 	}
 	for _, x := range []struct{ has, sentinel error }{
-		{objstore.ErrNotFound, direct.ErrNotFound}, {objstore.ErrAccess, direct.ErrAuth}, {objstore.ErrClockSkew, direct.ErrAuth},
+		{objstore.ErrNotFound, direct.ErrNotFound}, {objstore.ErrAccess, direct.ErrAuth}, {objstore.ErrExpired, direct.ErrExpired}, {objstore.ErrClockSkew, direct.ErrAuth},
 		{objstore.ErrThrottled, direct.ErrThrottled}, {objstore.ErrShortBody, direct.ErrShort}, {io.ErrUnexpectedEOF, direct.ErrShort},
 		{remoteformat.ErrNoKey, direct.ErrAuth}, {remoteformat.ErrManifest, direct.ErrDamaged}, {remoteformat.ErrChunk, direct.ErrDamaged},
 	} {

@@ -341,7 +341,7 @@ func (b *broker) assemble() error {
 		}
 	}
 	fetcher := &fetch.Service{Replicas: b.replicas, Sessions: fetch.NewSessions(b.static.Int("max.incremental.fetch.session.cache.slots")),
-		Validity: b.deleteDelay(), Located: b.metrics.Located, TierFailed: b.tierFailed, Stopping: b.stopping, Throttle: b.throttleLeader}
+		Validity: b.deleteDelay(), TierFailed: b.tierFailed, Stopping: b.stopping, Throttle: b.throttleLeader}
 	if b.static.Get("replica.selector.class") != "" {
 		fetcher.Racks = b.rack
 	}
@@ -352,6 +352,9 @@ func (b *broker) assemble() error {
 		DirectFetch: b.tier != nil && b.static.Bool("varve.direct.fetch.enable") && b.deleteDelay() > 0}
 	if b.tier != nil {
 		fetcher.Tier, fetcher.KeyPrefix = b.tier.reader, b.static.Get("rsm.config.key.prefix")
+		if b.static.Get("remote.fetch.grants") == "presigned" {
+			fetcher.Grant = b.grant
+		}
 		services.TierLookup, services.TierLag = b.tier.reader, b.tier.service.Lag
 	}
 	limits := server.Limits{FrameMax: b.static.Int("socket.request.max.bytes"), ConnectionsMax: b.static.Int("max.connections"),

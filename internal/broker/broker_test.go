@@ -231,7 +231,7 @@ func TestMetricsArePresentFromTheStart(t *testing.T) {
 	var b bytes.Buffer
 	b.ReadFrom(resp.Body)
 	for _, name := range []string{"kafka_network_requestmetrics_requests_total{request=\"Fetch\"} 0", "kafka_server_brokertopicmetrics_remotecopyerrors_total", "kafka_server_brokertopicmetrics_remotecopylagbytes",
-		"kafka_server_replicamanager_partitioncount 0", "kafka_server_socketservermetrics_connection_count", "varve_direct_located_bytes_total 0", "go_goroutines"} {
+		"kafka_server_replicamanager_partitioncount 0", "kafka_server_socketservermetrics_connection_count", "go_goroutines"} {
 		if !strings.Contains(b.String(), name) {
 			t.Errorf("%s is missing", name)
 		}

@@ -16,6 +16,7 @@ import (
 
 	"github.com/varve-io/varve/internal/bucket"
 	"github.com/varve-io/varve/internal/config"
+	"github.com/varve-io/varve/internal/directfetch"
 	"github.com/varve-io/varve/internal/objstore"
 	"github.com/varve-io/varve/internal/remoteformat"
 	"github.com/varve-io/varve/internal/tier"
@@ -123,6 +124,11 @@ func (b *broker) openTier() error {
 	} else if store, err = OpenBucket(c, bucket.Options{Metrics: storeMetrics, Logger: b.log}); err != nil {
 		return err
 	}
+	if c.Get("remote.fetch.grants") == "presigned" {
+		if _, err := store.PresignGet(context.Background(), "grant", time.Minute); errors.Is(err, objstore.ErrUnsupported) {
+			return fmt.Errorf("remote.fetch.grants=presigned: %s has no signed URLs, only S3 has", store)
+		}
+	}
 	ring, err := Keyring(c)
 	if err != nil {
 		return err
@@ -154,6 +160,15 @@ func (b *broker) openTier() error {
 		}})
 	b.tier.reader, b.tier.service, b.tier.metrics = r, service, copyMetrics
 	return nil
+}
+
+// grantSlack is by how much the clocks of this broker and of the store may differ, as S3 itself allows when a URL is young.
+const grantSlack = 5 * time.Minute
+
+// grant signs a URL that outlives the place it goes with.
+func (b *broker) grant(ctx context.Context, key string) (directfetch.Grant, error) {
+	u, err := b.tier.bucket.PresignGet(ctx, key, b.deleteDelay()+grantSlack)
+	return directfetch.Grant(u), err
 }
 
 func readAhead(c config.Values) int64 {

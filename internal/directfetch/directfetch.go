@@ -19,6 +19,7 @@ const (
 	TagFormats   uint32 = 10001 // FetchRequest: SupportedStorageFormatVersions
 	TagRequested uint32 = 10001 // FetchRequest partition: RemoteLogSegmentLocationRequested
 	TagLocations uint32 = 10001 // FetchResponse partition: the locations
+	TagUse       uint32 = 10002 // FetchRequest: what the client has read from the bucket
 )
 
 // MinVersion is the first Fetch version with tagged fields.
@@ -53,7 +54,32 @@ type Location struct {
 	SegmentSize    int64   // plain bytes of the whole log object
 	LeaderEpoch    int32   // leader epoch of the partition when the location was handed out
 	ValidityMs     int64   // how long the object is sure to stay, from the receipt of the answer
+	// LogGrant and ManifestGrant are signed URLs that read the log object and, where the format has one, its manifest; "" for none.
+	LogGrant, ManifestGrant Grant
 }
+
+// Grant is a URL that carries the right to read what it names. It is not for logs and prints as what it is.
+type Grant string
+
+// String hides the URL.
+func (g Grant) String() string {
+	if g == "" {
+		return "no grant"
+	}
+	return "a granted URL"
+}
+
+// GoString is String.
+func (g Grant) GoString() string { return g.String() }
+
+// Tagged fields of a location.
+const (
+	tagLogGrant      = 0
+	tagManifestGrant = 1
+)
+
+// maxGrant bounds a granted URL, in bytes.
+const maxGrant = 16 << 10
 
 // SetFormats lists the storage formats that the client can read.
 func SetFormats(r *kmsg.FetchRequest, formats []string) {
@@ -80,6 +106,31 @@ func Formats(r *kmsg.FetchRequest) []string {
 		return nil
 	}
 	return formats
+}
+
+// Use is what a client has read from the bucket by itself.
+type Use struct {
+	Requests, Bytes int64 // of ranges of objects; plain bytes
+}
+
+// SetUse reports what was read since the last report.
+func SetUse(r *kmsg.FetchRequest, u Use) {
+	r.UnknownTags.Set(TagUse, binary.AppendUvarint(binary.AppendUvarint(nil, uint64(u.Requests)), uint64(u.Bytes)))
+}
+
+// Used returns what the client reports; nothing if the field is missing or malformed. It is the client's word.
+func Used(r *kmsg.FetchRequest) Use {
+	b, ok := find(&r.UnknownTags, TagUse)
+	if !ok {
+		return Use{}
+	}
+	d := decoder{b: b}
+	requests, bytes := d.uvarint(), d.uvarint()
+	const most = 1 << 50 // of one report
+	if d.err != nil || len(d.b) != 0 || requests > most || bytes > most {
+		return Use{}
+	}
+	return Use{int64(requests), int64(bytes)}
 }
 
 // Request asks for locations of one partition.
@@ -112,7 +163,25 @@ func AppendLocations(b []byte, locations []Location) []byte {
 		}
 		b = binary.BigEndian.AppendUint32(b, uint32(l.LeaderEpoch))
 		b = binary.BigEndian.AppendUint64(b, uint64(l.ValidityMs))
-		b = append(b, 0) // no tagged fields yet
+		b = appendGrants(b, l.LogGrant, l.ManifestGrant)
+	}
+	return b
+}
+
+// appendGrants appends a location's tagged fields.
+func appendGrants(b []byte, byTag ...Grant) []byte {
+	n := 0
+	for _, g := range byTag {
+		if g != "" {
+			n++
+		}
+	}
+	b = binary.AppendUvarint(b, uint64(n))
+	for tag, g := range byTag {
+		if g != "" {
+			b = binary.AppendUvarint(b, uint64(tag))
+			b = append(binary.AppendUvarint(b, uint64(len(g))), g...)
+		}
 	}
 	return b
 }
@@ -140,7 +209,17 @@ func ParseLocations(b []byte) ([]Location, error) {
 		l.StartPosition, l.EndPosition, l.SegmentSize = d.int64(), d.int64(), d.int64()
 		l.LeaderEpoch = int32(d.int32())
 		l.ValidityMs = d.int64()
-		d.skipTags()
+		d.tags(func(tag uint64, value []byte) {
+			switch tag {
+			case tagLogGrant:
+				l.LogGrant = Grant(value)
+			case tagManifestGrant:
+				l.ManifestGrant = Grant(value)
+			}
+			if len(value) > maxGrant && tag <= tagManifestGrant {
+				d.fail()
+			}
+		})
 		if d.err == nil && (l.BaseOffset < 0 || l.EndOffset < l.BaseOffset || l.StartPosition < 0 || l.EndPosition <= l.StartPosition || l.SegmentSize < l.EndPosition || l.ObjectKey == "") {
 			d.err = fmt.Errorf("%w: impossible location %+v", ErrMalformed, l)
 		}
@@ -248,14 +327,14 @@ func (d *decoder) int32() uint32 {
 	return 0
 }
 
-func (d *decoder) skipTags() {
+// tags calls fn with each tagged field.
+func (d *decoder) tags(fn func(tag uint64, value []byte)) {
 	for n := d.uvarint(); n > 0 && d.err == nil; n-- {
-		d.uvarint()
-		size := d.uvarint()
+		tag, size := d.uvarint(), d.uvarint()
 		if size > uint64(len(d.b)) {
 			d.fail()
 			return
 		}
-		d.take(int(size))
+		fn(tag, d.take(int(size)))
 	}
 }

@@ -117,8 +117,9 @@ type Service struct {
 	Validity  time.Duration
 	// TierFailed hears of reads of the bucket that failed; may be nil.
 	TierFailed func(id tp.Partition, err error)
-	// Locations hears of locations that were handed out, with the bytes behind them; may be nil.
-	Located func(bytes int64)
+	// Grant signs a URL that reads an object, for readers without access of their own; nil for none. Where it fails the location goes
+	// out without, and its reader asks the broker.
+	Grant func(ctx context.Context, key string) (directfetch.Grant, error)
 	// Racks tells a broker's rack, "" for none; nil keeps all consumers at the leader (replica.selector.class).
 	Racks func(broker int32) string
 	// Throttle returns what limits a leader's bytes to a follower that is out of sync, nil for nothing; may be nil.
@@ -413,14 +414,21 @@ func (s *Service) locate(ctx context.Context, p *partition.Partition, segment *t
 		return
 	}
 	_, epoch := p.Leadership()
-	read.locations = []directfetch.Location{{
+	loc := directfetch.Location{
 		SegmentID: segment.ID, CustomMetadata: segment.CustomMetadata, ObjectKey: segment.Object(s.KeyPrefix, remoteformat.ObjectLog), Format: segment.Format,
 		BaseOffset: segment.Start, EndOffset: segment.End, StartPosition: start, EndPosition: end, SegmentSize: segment.Size,
 		LeaderEpoch: epoch, ValidityMs: s.Validity.Milliseconds(),
-	}}
-	if s.Located != nil {
-		s.Located(end - start)
 	}
+	if s.Grant != nil {
+		loc.LogGrant, err = s.Grant(ctx, loc.ObjectKey)
+		if err == nil && segment.Format != tier.FormatKafkaV1 {
+			loc.ManifestGrant, err = s.Grant(ctx, segment.Object(s.KeyPrefix, remoteformat.ObjectManifest))
+		}
+		if err != nil && s.TierFailed != nil {
+			s.TierFailed(p.ID(), err)
+		}
+	}
+	read.locations = []directfetch.Location{loc}
 }
 
 // tierReads are the reads of the bucket that one request has started, by partition. They outlive a look at the

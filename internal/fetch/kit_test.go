@@ -74,13 +74,12 @@ type world struct {
 	tier    *fakeTier
 	service *Service
 	failed  int // calls of TierFailed
-	located int64
 }
 
 func newWorld(t *testing.T) *world {
 	w := &world{t: t, parts: replicas{}, tier: &fakeTier{}}
 	w.service = &Service{Replicas: w.parts, Tier: w.tier, Sessions: NewSessions(10), KeyPrefix: "p/", Validity: time.Minute,
-		TierFailed: func(tp.Partition, error) { w.failed++ }, Located: func(n int64) { w.located += n }}
+		TierFailed: func(tp.Partition, error) { w.failed++ }}
 	return w
 }
 

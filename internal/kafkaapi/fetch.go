@@ -74,7 +74,12 @@ func (a *API) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) wire.R
 	out.session, out.parts, out.results, out.committed = session.ID(), wanted, results, req.IsolationLevel == 1
 	out.keep = session.Filter(wanted, results, !incremental)
 	sent := int64(0)
+	read := bucketRead{use: directfetch.Used(req)}
 	for i := range results {
+		for _, l := range results[i].Locations {
+			read.locations++
+			read.granted += l.EndPosition - l.StartPosition
+		}
 		switch n := float64(results[i].Size()); {
 		case results[i].Err != nil:
 			a.Metrics.errors.WithLabelValues("Fetch", errorName(results[i].Err)).Inc()
@@ -88,6 +93,7 @@ func (a *API) fetch(ctx context.Context, c *call, req *kmsg.FetchRequest) wire.R
 			}
 		}
 	}
+	a.Metrics.readers.add(c.header.ClientID, c.peer.Host(), read, time.Now())
 	if charged != nil {
 		out.throttle = charged.take(c.peer, sent, time.Now())
 	}

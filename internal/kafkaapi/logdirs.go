@@ -60,10 +60,15 @@ func (a *API) describeLogDirs(_ context.Context, _ *call, req *kmsg.DescribeLogD
 		}
 	}
 	resp.Dirs = append(resp.Dirs, dir)
-	if ask == tierinfo.Segments {
-		if err := tierinfo.SetDeleted(resp, deleted(img)); err != nil {
-			a.Log.Error("deleted topics were left out of the tier info", "cause", err)
-		}
+	var err error
+	switch ask {
+	case tierinfo.Segments:
+		err = tierinfo.SetDeleted(resp, deleted(img))
+	case tierinfo.Readers:
+		err = tierinfo.SetReaders(resp, a.Metrics.readers.list())
+	}
+	if err != nil {
+		a.Log.Error("a part of the tier info was left out", "cause", err)
 	}
 	return resp
 }

@@ -19,7 +19,7 @@ type Metrics struct {
 	bytesOut *prometheus.CounterVec
 	failed   *prometheus.CounterVec
 	remote   *prometheus.CounterVec
-	located  prometheus.Counter
+	readers  *readers
 
 	replicatedOut prometheus.Counter
 }
@@ -38,11 +38,11 @@ func NewMetrics(r prometheus.Registerer) (*Metrics, error) {
 		bytesOut: vec("kafka_server_brokertopicmetrics_bytesout_total", "Bytes of record batches sent to consumers, remote ones included.", "topic"),
 		failed:   vec("kafka_server_brokertopicmetrics_failedproducerequests_total", "Partitions of Produce requests that were refused.", "topic"),
 		remote:   vec("kafka_server_brokertopicmetrics_remotefetchbytes_total", "Bytes sent to consumers that the broker read from the tier (KIP-405).", "topic"),
-		located:  prometheus.NewCounter(prometheus.CounterOpts{Name: "varve_direct_located_bytes_total", Help: "Bytes of remote segments that clients were told the place of."}),
+		readers:  newReaders(),
 
 		replicatedOut: prometheus.NewCounter(prometheus.CounterOpts{Name: "kafka_server_brokertopicmetrics_replicationbytesout_total", Help: "Bytes of record batches sent to followers."}),
 	}
-	for _, c := range []prometheus.Collector{m.requests, m.errors, m.seconds, m.bytesIn, m.bytesOut, m.failed, m.remote, m.located, m.replicatedOut} {
+	for _, c := range []prometheus.Collector{m.requests, m.errors, m.seconds, m.bytesIn, m.bytesOut, m.failed, m.remote, m.readers, m.replicatedOut} {
 		if err := r.Register(c); err != nil {
 			return nil, errors.Join(errors.New("register request metrics"), err)
 		}
@@ -66,6 +66,3 @@ func (m *Metrics) Forget(topic string) {
 		v.DeleteLabelValues(topic)
 	}
 }
-
-// Located counts bytes whose place was handed out.
-func (m *Metrics) Located(bytes int64) { m.located.Add(float64(bytes)) }

@@ -79,11 +79,18 @@ func AbortUpload(ctx context.Context, b Bucket, u Upload) error {
 	return &Error{Op: "abort upload", Key: u.Key, Kind: ErrUnsupported}
 }
 
+// SignedReader is what a Bucket also implements whose objects can be read by a URL that somebody else signed.
+type SignedReader interface {
+	// GetSigned is Get by a URL from PresignGet. ErrAccess where it is not of that object in this bucket, ErrExpired where its time is over.
+	GetSigned(ctx context.Context, url, key string, off, n int64) (io.ReadCloser, error)
+}
+
 // Sentinels that an *Error may match with errors.Is.
 var (
 	ErrNotFound    = errors.New("no such object")
 	ErrExists      = errors.New("object exists")
 	ErrAccess      = errors.New("access denied")
+	ErrExpired     = errors.New("signed URL has expired")
 	ErrThrottled   = errors.New("throttled by the store")
 	ErrClockSkew   = errors.New("clocks of store and client differ too much")
 	ErrUnsupported = errors.New("not supported by this store")
@@ -131,7 +138,7 @@ func Retriable(err error) bool {
 	if err == nil {
 		return false
 	}
-	for _, final := range []error{ErrNotFound, ErrExists, ErrAccess, ErrUnsupported, ErrBadKey, context.Canceled} {
+	for _, final := range []error{ErrNotFound, ErrExists, ErrAccess, ErrExpired, ErrUnsupported, ErrBadKey, context.Canceled} {
 		if errors.Is(err, final) {
 			return false
 		}

@@ -54,6 +54,13 @@ func (p *prefixed) PresignGet(ctx context.Context, key string, ttl time.Duration
 	return p.b.PresignGet(ctx, p.prefix+key, ttl)
 }
 
+func (p *prefixed) GetSigned(ctx context.Context, url, key string, off, n int64) (io.ReadCloser, error) {
+	if r, ok := p.b.(SignedReader); ok {
+		return r.GetSigned(ctx, url, p.prefix+key, off, n)
+	}
+	return nil, &Error{Op: "get signed", Key: key, Kind: ErrUnsupported}
+}
+
 func (p *prefixed) ListUploads(ctx context.Context, prefix string, fn func(Upload) error) error {
 	return ListUploads(ctx, p.b, p.prefix+prefix, func(u Upload) error {
 		u.Key = strings.TrimPrefix(u.Key, p.prefix)

@@ -24,6 +24,7 @@ type Ask byte
 const (
 	Summary  Ask = 1 // sums by partition
 	Segments Ask = 2 // every remote segment too, and those of deleted topics
+	Readers  Ask = 3 // sums by partition, and who reads from the bucket
 )
 
 // Partition is what a replica tells of one partition's tier.
@@ -63,13 +64,24 @@ type Deleted struct {
 	List  []tier.Segment `cbor:"3,keyasint"`
 }
 
+// Reader is a client that was told places in the bucket, as one broker knows it since it started.
+type Reader struct {
+	Client    string `cbor:"1,keyasint" json:"clientId"`
+	Host      string `cbor:"2,keyasint" json:"host"`
+	Locations int64  `cbor:"3,keyasint" json:"locations"`    // that it was given
+	Granted   int64  `cbor:"4,keyasint" json:"grantedBytes"` // plain bytes behind them
+	Requests  int64  `cbor:"5,keyasint" json:"requests"`     // ranges of objects that it says it has read
+	Used      int64  `cbor:"6,keyasint" json:"usedBytes"`    // plain bytes of those
+	Last      int64  `cbor:"7,keyasint" json:"lastMs"`       // Unix time of the last of either
+}
+
 // Request asks for the tier in a DescribeLogDirs request.
 func Request(r *kmsg.DescribeLogDirsRequest, a Ask) { r.UnknownTags.Set(Tag, []byte{byte(a)}) }
 
 // Requested tells what was asked, 0 for nothing.
 func Requested(r *kmsg.DescribeLogDirsRequest) Ask {
 	b := find(&r.UnknownTags)
-	if len(b) != 1 || b[0] > byte(Segments) {
+	if len(b) != 1 || b[0] > byte(Readers) {
 		return 0
 	}
 	return Ask(b[0])
@@ -93,6 +105,17 @@ func SetDeleted(r *kmsg.DescribeLogDirsResponse, d []Deleted) error { return set
 func GetDeleted(r *kmsg.DescribeLogDirsResponse) (d []Deleted, err error) {
 	_, err = get(&r.UnknownTags, &d)
 	return d, err
+}
+
+// SetReaders answers with who reads from the bucket.
+func SetReaders(r *kmsg.DescribeLogDirsResponse, list []Reader) error {
+	return set(&r.UnknownTags, list)
+}
+
+// GetReaders reads who does; ok is false if the broker told nothing.
+func GetReaders(r *kmsg.DescribeLogDirsResponse) (list []Reader, ok bool, err error) {
+	ok, err = get(&r.UnknownTags, &list)
+	return list, ok, err
 }
 
 func set(tags *kmsg.Tags, v any) error {

@@ -29,7 +29,8 @@ type Bucket struct {
 	url       string
 	transport *transport
 	creds     *credentials.Credentials
-	parts     sync.Pool // *[]byte of PartSize
+	signed    *http.Client // for URLs that others signed
+	parts     sync.Pool    // *[]byte of PartSize
 
 	mu        sync.Mutex
 	refreshed time.Time
@@ -60,6 +61,7 @@ func New(o Options) (*Bucket, error) {
 		return nil, fmt.Errorf("s3: %w", err)
 	}
 	b := &Bucket{core: *core, opts: o, url: "s3://" + o.Bucket, transport: t, creds: creds}
+	b.signed = &http.Client{Transport: t, CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
 	if o.Endpoint != "" {
 		b.url += " at " + host
 	}

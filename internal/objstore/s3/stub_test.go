@@ -51,6 +51,58 @@ func fail(w http.ResponseWriter, status int, code string) {
 	fmt.Fprintf(w, "<Error><Code>%s</Code><Message>no</Message></Error>", code)
 }
 
+// A signed URL leads nowhere but to the bucket, and gives no credentials away.
+func TestSignedReadsOfDifficultStores(t *testing.T) {
+	answers := map[string]func(w http.ResponseWriter, r *http.Request){
+		"redirect": func(w http.ResponseWriter, r *http.Request) {
+			http.Redirect(w, r, "/buck/other", http.StatusTemporaryRedirect)
+		},
+		"whole": func(w http.ResponseWriter, _ *http.Request) { fmt.Fprint(w, "0123456789") },
+		"endless": func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusPartialContent)
+			fmt.Fprint(w, strings.Repeat("x", 1<<20))
+		},
+		"short": func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "4")
+			w.WriteHeader(http.StatusPartialContent)
+			fmt.Fprint(w, "01")
+		},
+		"throttled": func(w http.ResponseWriter, _ *http.Request) { fail(w, 503, "SlowDown") },
+		"no XML": func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(403)
+			fmt.Fprint(w, strings.Repeat("<a>", 1<<16))
+		},
+		"gone": func(w http.ResponseWriter, _ *http.Request) { fail(w, 404, "NoSuchKey") },
+	}
+	kinds := map[string]error{"redirect": objstore.ErrAccess, "whole": objstore.ErrUnsupported, "endless": nil, "short": objstore.ErrShortBody,
+		"throttled": objstore.ErrThrottled, "no XML": objstore.ErrAccess, "gone": objstore.ErrNotFound}
+	for name, answer := range answers {
+		server, o := start(t, func(_ int, w http.ResponseWriter, r *http.Request) {
+			if r.Header.Get("Authorization") != "" {
+				t.Errorf("%s: credentials were sent", name)
+			}
+			answer(w, r)
+		})
+		b, err := s3.New(o)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := b.GetSigned(t.Context(), o.Endpoint+"/buck/k?X-Amz-Signature=secret", "k", 2, 4)
+		var got []byte
+		if err == nil {
+			got, err = io.ReadAll(body)
+			body.Close()
+		}
+		if !errors.Is(err, kinds[name]) || (err == nil) != (kinds[name] == nil) || len(got) > 4 || err != nil && strings.Contains(err.Error(), "secret") {
+			t.Errorf("%s: %q, %v", name, got, err)
+		}
+		if n := server.count(); n != 1 {
+			t.Errorf("%s: %d requests", name, n)
+		}
+		b.Close()
+	}
+}
+
 func TestPutIsPlain(t *testing.T) {
 	for _, md5 := range []bool{false, true} {
 		_, o := start(t, func(_ int, w http.ResponseWriter, r *http.Request) {

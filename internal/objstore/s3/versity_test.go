@@ -26,6 +26,25 @@ func open(t *testing.T, o s3.Options) *s3.Bucket {
 	return b
 }
 
+// expired waits until a URL that was signed for the least time is refused.
+func expired(t *testing.T, url string) string {
+	t.Helper()
+	tick := time.NewTicker(50 * time.Millisecond)
+	defer tick.Stop()
+	for deadline := time.Now().Add(30 * time.Second); time.Now().Before(deadline); <-tick.C {
+		resp, err := http.Get(url)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp.Body.Close()
+		if resp.StatusCode == http.StatusForbidden {
+			return url
+		}
+	}
+	t.Fatal("the URL does not expire")
+	return ""
+}
+
 func TestRealServer(t *testing.T) {
 	server := s3test.Start(t)
 	o := server.Options()
@@ -54,6 +73,54 @@ func TestRealServer(t *testing.T) {
 			resp.Body.Close()
 			if err != nil || resp.StatusCode != want || want == http.StatusPartialContent && string(data) != "234" {
 				t.Errorf("status %d, want %d: %q %v", resp.StatusCode, want, data, err)
+			}
+		}
+	})
+	t.Run("signed", func(t *testing.T) {
+		key := "signed/key with spaces+ü.log"
+		if err := b.Put(t.Context(), key, strings.NewReader("0123456789"), 10, objstore.PutOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		u, err := b.PresignGet(t.Context(), key, time.Minute)
+		if err != nil {
+			t.Fatal(err)
+		}
+		old, err := b.PresignGet(t.Context(), key, -time.Hour) // S3 signs one second at least
+		if err != nil {
+			t.Fatal(err)
+		}
+		plain := o
+		plain.AccessKey, plain.SecretKey = "", ""
+		reader := open(t, plain)
+		for _, c := range []struct {
+			name, url, key string
+			off, n         int64
+			want           string
+			kind           error
+		}{
+			{"range", u, key, 2, 3, "234", nil},
+			{"rest", u, key, 7, -1, "789", nil},
+			{"all", u, key, 0, -1, "0123456789", nil},
+			{"over the end", u, key, 8, 10, "89", nil},
+			{"behind the end", u, key, 20, 5, "", nil},
+			{"nothing", u, key, 3, 0, "", nil},
+			{"another object", u, "signed/o", 0, -1, "", objstore.ErrAccess},
+			{"another host", strings.Replace(u, "127.0.0.1", "127.0.0.2", 1), key, 0, -1, "", objstore.ErrAccess},
+			{"another bucket", strings.Replace(u, server.Bucket, "other", 1), key, 0, -1, "", objstore.ErrAccess},
+			{"another scheme", strings.Replace(u, "http:", "https:", 1), key, 0, -1, "", objstore.ErrAccess},
+			{"a user", strings.Replace(u, "http://", "http://me@", 1), key, 0, -1, "", objstore.ErrAccess},
+			{"no URL", "::", key, 0, -1, "", objstore.ErrAccess},
+			{"changed", u[:len(u)-4] + "0000", key, 0, -1, "", objstore.ErrAccess},
+			{"expired", expired(t, old), key, 0, -1, "", objstore.ErrExpired},
+		} {
+			r, err := reader.GetSigned(t.Context(), c.url, c.key, c.off, c.n)
+			var got []byte
+			if err == nil {
+				got, err = io.ReadAll(r)
+				r.Close()
+			}
+			if string(got) != c.want || !errors.Is(err, c.kind) || (err == nil) != (c.kind == nil) || err != nil && strings.Contains(err.Error(), "X-Amz") {
+				t.Errorf("%s: %q, %v", c.name, got, err)
 			}
 		}
 	})
