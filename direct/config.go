@@ -102,10 +102,13 @@ func (c Config) filled() (Config, error) {
 // A constructor gets all properties.
 type Fetchers map[string]func(properties map[string]string) (Fetcher, error)
 
+// FromPath is the name in Fetchers of what serves remote.storage.fetcher.class.path, such as fetcherplugin.Open.
+const FromPath = "remote.storage.fetcher.class.path"
+
 // ParseProperties reads the consumer configs of KIP-1254: fetch.remote.enabled (false), remote.storage.fetcher.class
 // (none; a name in fetchers), fetch.remote.connect.timeout.ms (1000) and fetch.remote.read.timeout.ms (5000). Other
-// properties are left to the client and the constructor. remote.storage.fetcher.class.path is refused, since Go links
-// its plug-ins.
+// properties are left to the client and the constructor. remote.storage.fetcher.class.path names an executable that serves the Fetcher as
+// a process of its own; the class is then its business, and the constructor is the one that is registered as FromPath.
 func ParseProperties(properties map[string]string, fetchers Fetchers) (Config, error) {
 	c := Config{ConnectTimeout: time.Second, ReadTimeout: 5 * time.Second}
 	if v, ok := properties["fetch.remote.enabled"]; ok {
@@ -129,10 +132,13 @@ func ParseProperties(properties map[string]string, fetchers Fetchers) (Config, e
 			*d.p = time.Duration(n) * time.Millisecond
 		}
 	}
-	if v := properties["remote.storage.fetcher.class.path"]; v != "" {
-		return Config{}, fmt.Errorf("remote.storage.fetcher.class.path: %q: fetchers are linked into the program, not loaded", v)
+	name := properties["remote.storage.fetcher.class"]
+	if properties["remote.storage.fetcher.class.path"] != "" {
+		if name = FromPath; fetchers[name] == nil {
+			return Config{}, fmt.Errorf("remote.storage.fetcher.class.path: this program loads none: fetchers[direct.FromPath] is not set")
+		}
 	}
-	if name := properties["remote.storage.fetcher.class"]; name != "" {
+	if name != "" {
 		open, ok := fetchers[name]
 		if !ok {
 			known := make([]string, 0, len(fetchers))

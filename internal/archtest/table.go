@@ -33,6 +33,7 @@ const (
 	lz4      = "github.com/pierrec/lz4"
 	minio    = "github.com/minio/minio-go"
 	raft     = "github.com/hashicorp/"
+	goplugin = "github.com/hashicorp/go-plugin"
 	xxh3     = "github.com/zeebo/xxh3"
 	cbor     = "github.com/fxamacker/cbor"
 	cobra    = "github.com/spf13/cobra"
@@ -62,6 +63,7 @@ var Table = []Row{
 	{"internal/wire", Core, []string{kmsg}},
 	{"direct", Public, []string{kmsg}},
 	{"direct/objectstore", Public, nil},
+	{"direct/fetcherplugin", Public, []string{goplugin, "github.com/hashicorp/go-hclog"}},
 	{"internal/log", Mutex, nil},
 	{"internal/tier/uploader", Shell, nil},
 	{"internal/tier/reader", Shell, nil},
@@ -92,6 +94,7 @@ var Table = []Row{
 	{"cmd/varve", Shell, []string{cobra, bar, kgo, kadm, kmsg, kerr, "golang.org/x/term"}},
 	{"bench", Shell, []string{kgo, kadm, kmsg, kerr, minio}},
 	{"direct/example/kgo", Shell, []string{kgo}},
+	{"direct/example/plugin", Shell, nil},
 	{"direct/example/sarama", Shell, []string{sarama}},
 	{"internal/fixtures", Test, nil},
 	{"internal/testport", Test, nil},
