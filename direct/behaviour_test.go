@@ -730,3 +730,56 @@ func TestSeekAway(t *testing.T) {
 		}
 	}
 }
+
+// A client tells by the kind of an error whether a connection is worth another try: it must be a socket's.
+func TestErrorsOfAConnectionAreASockets(t *testing.T) {
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ln.Close()
+	transport := newTransport(t, direct.Config{Fetcher: foreignFetcher{}})
+	dial := func() net.Conn {
+		c, err := transport.DialContext(t.Context(), "tcp", ln.Addr().String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return c
+	}
+	c := dial()
+	broker, err := ln.Accept()
+	if err != nil {
+		t.Fatal(err)
+	}
+	broker.Close()
+	if _, err := c.Read(make([]byte, 1)); err != io.EOF {
+		t.Errorf("read of a connection that the broker ended: %v", err)
+	}
+	call := (*os.SyscallError)(nil)
+	if _, err := c.Write(make([]byte, 1)); !errors.As(err, &call) || call.Err != syscall.EPIPE {
+		t.Errorf("write to a connection that the broker ended: %v", err)
+	}
+	c.Close()
+	c = dial()
+	c.Close()
+	op := (*net.OpError)(nil)
+	if _, err := c.Write(make([]byte, 1)); !errors.Is(err, net.ErrClosed) || !errors.As(err, &op) {
+		t.Errorf("write to a connection of one's own that is closed: %v", err)
+	}
+	c = dial()
+	defer c.Close()
+	if err := c.SetReadDeadline(time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := c.Read(make([]byte, 1)); !errors.Is(err, os.ErrDeadlineExceeded) || !errors.As(err, &op) || !op.Timeout() {
+		t.Errorf("read beyond a deadline: %v", err)
+	}
+}
+
+// foreignFetcher is never asked.
+type foreignFetcher struct{}
+
+func (foreignFetcher) Formats() []string { return []string{"X"} }
+func (foreignFetcher) FetchLogSegment(context.Context, direct.Segment, int64, int64) (io.ReadCloser, error) {
+	return nil, direct.ErrNotFound
+}

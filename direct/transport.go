@@ -5,9 +5,13 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
 	"net"
+	"os"
 	"slices"
 	"sync"
+	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -115,7 +119,7 @@ func (t *Transport) attach(up net.Conn, address string) (net.Conn, error) {
 		delete(t.conns, c)
 		t.mu.Unlock()
 	}()
-	return &endpoint{client, c}, nil
+	return &endpoint{Conn: client, c: c}, nil
 }
 
 // janitor drops read-ahead that nobody wants.
@@ -150,10 +154,36 @@ func (t *Transport) Close() {
 	t.wg.Wait()
 }
 
-// endpoint is the client's end of a connection.
+// endpoint is the client's end of a connection. Its errors are those of a socket: clients tell by them whether to try again, and
+// know nothing of io.ErrClosedPipe.
 type endpoint struct {
 	net.Conn
-	c *conn
+	c      *conn
+	closed atomic.Bool
+}
+
+// Read implements net.Conn.
+func (e *endpoint) Read(p []byte) (int, error) {
+	n, err := e.Conn.Read(p)
+	return n, e.socketError("read", err)
+}
+
+// Write implements net.Conn.
+func (e *endpoint) Write(p []byte) (int, error) {
+	n, err := e.Conn.Write(p)
+	return n, e.socketError("write", err)
+}
+
+func (e *endpoint) socketError(op string, err error) error {
+	switch {
+	case err == nil || err == io.EOF:
+		return err
+	case errors.Is(err, io.ErrClosedPipe) && e.closed.Load():
+		err = net.ErrClosed
+	case errors.Is(err, io.ErrClosedPipe):
+		err = os.NewSyscallError(op, syscall.EPIPE)
+	}
+	return &net.OpError{Op: op, Net: "tcp", Source: e.LocalAddr(), Addr: e.RemoteAddr(), Err: err}
 }
 
 func (e *endpoint) LocalAddr() net.Addr  { return e.c.up.LocalAddr() }
@@ -161,6 +191,7 @@ func (e *endpoint) RemoteAddr() net.Addr { return e.c.up.RemoteAddr() }
 
 // Close ends the connection to the broker too.
 func (e *endpoint) Close() error {
+	e.closed.Store(true)
 	err := e.Conn.Close()
 	e.c.shutdown()
 	return err
