@@ -49,7 +49,7 @@ func validity(loc *directfetch.Location) time.Duration {
 	return time.Duration(min(loc.ValidityMs, int64(24*time.Hour/time.Millisecond))) * time.Millisecond
 }
 
-// open begins read-ahead for a request at an offset. hint is how much the client takes at once.
+// open begins read-ahead for a request at an offset, with a range of about hint bytes: what the client takes at once if it waits for it.
 func (t *Transport) open(key streamKey, loc directfetch.Location, m marks, list aborted, hint int64, by *directfetch.Use) *stream {
 	if old := t.ahead.streams[key]; old != nil {
 		t.drop(old)

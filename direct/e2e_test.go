@@ -322,6 +322,58 @@ func TestGrants(t *testing.T) {
 	}
 }
 
+// A sequential reader takes few, large ranges, and leaves the bucket once, where the tier ends.
+func TestFewRequestsAndOneReturn(t *testing.T) {
+	dir := t.TempDir()
+	addr := startBroker(t, map[string]string{"varve.bucket": dir})
+	cl, err := kgo.NewClient(kgo.SeedBrokers(addr), kgo.ProducerBatchCompression(kgo.NoCompression()), kgo.DefaultProduceTopic("t"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	s := func(v string) *string { return &v }
+	if _, err := kadm.NewClient(cl).CreateTopic(t.Context(), 1, 1, map[string]*string{"remote.storage.enable": s("true"), "internal.segment.bytes": s("2000000"),
+		"local.retention.bytes": s("1"), "index.interval.bytes": s("2000")}, "t"); err != nil {
+		t.Fatal(err)
+	}
+	const count = 2000
+	for i := range count {
+		if err := cl.ProduceSync(t.Context(), kgo.SliceRecord(bytes.Repeat([]byte{byte(i)}, 10_000))).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tick := time.NewTicker(20 * time.Millisecond)
+	defer tick.Stop()
+	for localStart(t, cl, "t", 0) < count-200 {
+		<-tick.C
+	}
+	local := localStart(t, cl, "t", 0)
+	f, err := objectstore.Open(dir, objectstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const ranges = 250_000
+	transport := newTransport(t, direct.Config{Fetcher: f, ConnectTimeout: 10 * time.Second, RangeBytes: ranges})
+	reader, err := kgo.NewClient(kgo.SeedBrokers(addr), kgo.Dialer(transport.DialContext), kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{"t": {0: kgo.NewOffset().AtStart()}}),
+		kgo.FetchMaxPartitionBytes(100_000), kgo.MaxConcurrentFetches(1))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer reader.Close()
+	for n := 0; n < count; {
+		reader.PollFetches(t.Context()).EachRecord(func(*kgo.Record) { n++ })
+	}
+	got := transport.Snapshot()
+	const batch = 10_000 + 100
+	if want := int64(float64(got.Bytes) / ranges * 1.2); got.Requests > want {
+		t.Errorf("%d requests for %d bytes, at most %d are due", got.Requests, got.Bytes, want)
+	}
+	// Batches more: the one that was sent when the place behind the last segment was asked for. Each turn back would bring others.
+	if most := (count-local)*batch + 2*batch; got.BrokerBytes > most || got.Served < local*10_000 {
+		t.Errorf("%d records are local, and the broker sent %d bytes, not at most %d: %+v", count-local, got.BrokerBytes, most, got)
+	}
+}
+
 // consumeSarama reads with sarama's consumer, all partitions at once.
 func consumeSarama(t *testing.T, addr, topic string, transport *direct.Transport, want [][]string) {
 	t.Helper()

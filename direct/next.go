@@ -32,20 +32,19 @@ func (j *job) askAhead(w *want, s *stream, now time.Time) {
 	directfetch.Request(&p)
 	topic.Partitions = []kmsg.FetchRequestTopicPartition{p}
 	req.Topics = []kmsg.FetchRequestTopic{topic}
-	hint := int64(w.req.PartitionMaxBytes)
 	j.c.jobs.Go(func() {
 		frame, err := j.c.ask(j.c.ctx, j.h.ClientID, req)
 		if err != nil {
 			return
 		}
 		if resp, err := parseFetchResponse(frame[4:], j.up); err == nil {
-			t.takeAhead(next, resp, hint, &j.c.use)
+			t.takeAhead(next, resp, &j.c.use)
 		}
 	})
 }
 
 // takeAhead begins read-ahead at the location that an answer gives, if it is of use.
-func (t *Transport) takeAhead(key streamKey, resp *kmsg.FetchResponse, hint int64, by *directfetch.Use) {
+func (t *Transport) takeAhead(key streamKey, resp *kmsg.FetchResponse, by *directfetch.Use) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	for i := range resp.Topics {
@@ -58,7 +57,7 @@ func (t *Transport) takeAhead(key streamKey, resp *kmsg.FetchResponse, hint int6
 				continue
 			}
 			if c, _ := t.check(loc, key.next); c == "" {
-				t.open(key, *loc, marks{p.HighWatermark, p.LastStableOffset, p.LogStartOffset, time.Now()}, p.AbortedTransactions, hint, by)
+				t.open(key, *loc, marks{p.HighWatermark, p.LastStableOffset, p.LogStartOffset, time.Now()}, p.AbortedTransactions, t.cfg.RangeBytes, by)
 			}
 		}
 	}
