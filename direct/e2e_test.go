@@ -3,11 +3,14 @@ package direct_test
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
 	"maps"
 	"net"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -23,7 +26,9 @@ import (
 	"github.com/varve-io/varve/direct"
 	"github.com/varve-io/varve/direct/objectstore"
 	"github.com/varve-io/varve/internal/broker"
+	"github.com/varve-io/varve/internal/bucket"
 	"github.com/varve-io/varve/internal/config"
+	"github.com/varve-io/varve/internal/objstore"
 	"github.com/varve-io/varve/internal/s3test"
 	"github.com/varve-io/varve/internal/tierinfo"
 )
@@ -371,6 +376,95 @@ func TestFewRequestsAndOneReturn(t *testing.T) {
 	// Batches more: the one that was sent when the place behind the last segment was asked for. Each turn back would bring others.
 	if most := (count-local)*batch + 2*batch; got.BrokerBytes > most || got.Served < local*10_000 {
 		t.Errorf("%d records are local, and the broker sent %d bytes, not at most %d: %+v", count-local, got.BrokerBytes, most, got)
+	}
+}
+
+// confused is a store that answers with other objects of the same partition.
+type confused struct {
+	objectstore.Store
+	keys []string // of log objects
+}
+
+func (c *confused) Get(ctx context.Context, key string, off, n int64) (io.ReadCloser, error) {
+	for i, k := range c.keys {
+		if k == key {
+			key = c.keys[(i+1)%len(c.keys)]
+			break
+		}
+	}
+	return c.Store.Get(ctx, key, off, n)
+}
+
+func TestStoreThatConfusesObjects(t *testing.T) {
+	dir := t.TempDir()
+	addr := startBroker(t, map[string]string{"varve.bucket": dir})
+	want := load(t, addr, "t", 1, 1000)
+	b, err := bucket.Open(dir, bucket.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &confused{Store: b}
+	if err := b.List(t.Context(), "", "", func(i objstore.Info) error {
+		if strings.HasSuffix(i.Key, ".log") {
+			c.keys = append(c.keys, i.Key)
+		}
+		return nil
+	}); err != nil {
+		t.Fatal(err)
+	}
+	f, err := objectstore.New(c, objectstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := newTransport(t, direct.Config{Fetcher: f, ConnectTimeout: 10 * time.Second})
+	consume(t, addr, "t", "g", transport, want)
+	if s := transport.Snapshot(); s.Served != 0 || s.Fallbacks["damaged"]+s.Fallbacks["short"] == 0 {
+		t.Errorf("%+v", s)
+	}
+}
+
+// The bucket is emptied under a reader, for the broker too. When the objects are back, reading goes on where it was.
+func TestBucketThatIsEmptied(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "bucket")
+	addr := startBroker(t, map[string]string{"varve.bucket": dir, "varve.remote.chunk.cache.bytes": "1048576"})
+	want := load(t, addr, "t", 1, 1400)
+	f, err := objectstore.Open(dir, objectstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := newTransport(t, direct.Config{Fetcher: f, ConnectTimeout: 10 * time.Second, RangeBytes: 64 << 10, RangesPerPartition: 1})
+	cl, err := kgo.NewClient(kgo.SeedBrokers(addr), kgo.Dialer(transport.DialContext), kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{"t": {0: kgo.NewOffset().AtStart()}}),
+		kgo.FetchMaxPartitionBytes(20_000), kgo.FetchMaxWait(100*time.Millisecond), kgo.KeepRetryableFetchErrors())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer cl.Close()
+	away := dir + "-away"
+	n, hidden := 0, false
+	for n < len(want[0]) {
+		if n > 100 && !hidden {
+			hidden = true
+			if err := os.Rename(dir, away); err != nil {
+				t.Fatal(err)
+			}
+		}
+		before := n
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		cl.PollRecords(ctx, 50).EachRecord(func(r *kgo.Record) {
+			if r.Offset != int64(n) || string(r.Value) != want[0][n] {
+				t.Fatalf("offset %d where %d is due", r.Offset, n)
+			}
+			n++
+		})
+		cancel()
+		if _, err := os.Stat(away); err == nil && n == before { // nobody can say more
+			if err := errors.Join(os.RemoveAll(dir), os.Rename(away, dir)); err != nil { // the broker may have made the folder
+				t.Fatal(err)
+			}
+		}
+	}
+	if _, err := os.Stat(away); err == nil {
+		t.Error("nobody missed the bucket")
 	}
 }
 
