@@ -346,7 +346,7 @@ func (b *broker) assemble() error {
 		fetcher.Racks = b.rack
 	}
 	b.openReplication()
-	services := kafkaapi.Services{NodeID: b.self, Quorum: b.quorum.Status, Replication: b.replication.Status, Thin: b.isThin, Image: b.quorum.Image, Static: b.static, Config: b.config, Control: b.control, ProducerIDs: ids,
+	services := kafkaapi.Services{NodeID: b.self, Quorum: b.quorum.Status, Replication: b.replication.Status, Thin: b.isThin, Image: b.quorum.Image, Changed: b.quorum.Changed, Static: b.static, Config: b.config, Control: b.control, ProducerIDs: ids,
 		Replicas: b.replicas, Fetch: fetcher, Groups: b.groups, Transactions: b.transactions, Enlist: b.transact.Enlist, LogDir: b.dir.path, DiskUsage: diskUsage(b.dir.path), Log: b.log, Metrics: b.metrics,
 		// Without a delay a place could be gone before its reader gets there.
 		DirectFetch: b.tier != nil && b.static.Bool("varve.direct.fetch.enable") && b.deleteDelay() > 0}

@@ -8,6 +8,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -44,8 +45,9 @@ type Services struct {
 	NodeID       int32
 	Quorum       func() quorum.Status // as this node knows it
 	Image        func() *metadata.Image
-	Static       config.Values        // the broker's settings as it was started
-	Config       func() config.Values // the same with the dynamic ones
+	Changed      func() <-chan struct{} // closed when a newer image is there
+	Static       config.Values          // the broker's settings as it was started
+	Config       func() config.Values   // the same with the dynamic ones
 	Control      *control.Client
 	ProducerIDs  *control.ProducerIDs
 	Replicas     Replicas
@@ -225,6 +227,34 @@ func (a *API) topicName(id [16]byte) (string, bool) {
 		return "", false
 	}
 	return t.Name, true
+}
+
+// imageLag is how long what the controller has decided may take to this node, at most, before it is taken for unknown.
+const imageLag = 500 * time.Millisecond
+
+// imageWith returns the newest image, which is waited for until it knows all that a request names, or ctx ends: who created a topic at
+// another node, and was told so, must not hear from this one that there is none.
+func (a *API) imageWith(ctx context.Context, known func(*metadata.Image) bool) *metadata.Image {
+	for {
+		changed := a.Changed()
+		img := a.Image()
+		if known(img) {
+			return img
+		}
+		select {
+		case <-changed:
+		case <-ctx.Done():
+			return img
+		}
+	}
+}
+
+// has reports whether an image knows all partitions.
+func has(img *metadata.Image, ids []tp.Partition) bool {
+	return !slices.ContainsFunc(ids, func(id tp.Partition) bool {
+		_, _, ok := img.Partition(id)
+		return !ok
+	})
 }
 
 // replica finds a partition of this broker, or the error that says why it cannot be used here.

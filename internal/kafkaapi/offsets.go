@@ -9,13 +9,29 @@ import (
 	"github.com/varve-io/varve/internal/committed"
 	"github.com/varve-io/varve/internal/coordinator"
 	"github.com/varve-io/varve/internal/group"
+	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/tp"
 )
 
 // offsetCommit serves OffsetCommit.
-func (a *API) offsetCommit(_ context.Context, c *call, req *kmsg.OffsetCommitRequest) *kmsg.OffsetCommitResponse {
+func (a *API) offsetCommit(ctx context.Context, c *call, req *kmsg.OffsetCommitRequest) *kmsg.OffsetCommitResponse {
 	resp := respond[*kmsg.OffsetCommitResponse](req)
-	img := a.Image()
+	ctx, cancel := context.WithTimeout(ctx, imageLag)
+	defer cancel()
+	img := a.imageWith(ctx, func(img *metadata.Image) bool {
+		for _, rt := range req.Topics {
+			name := rt.Topic
+			if t := img.TopicsByID[tp.UUID(rt.TopicID)]; req.Version >= 10 && t != nil {
+				name = t.Name
+			}
+			for _, rp := range rt.Partitions {
+				if !has(img, []tp.Partition{{Topic: name, Index: rp.Partition}}) {
+					return false
+				}
+			}
+		}
+		return true
+	})
 	now := c.received.UnixMilli()
 	var commits []coordinator.Commit
 	type place struct{ topic, partition int }

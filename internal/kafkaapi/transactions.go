@@ -16,6 +16,7 @@ import (
 	"github.com/varve-io/varve/internal/consumergroup"
 	"github.com/varve-io/varve/internal/coordinator"
 	"github.com/varve-io/varve/internal/group"
+	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/producerstate"
 	"github.com/varve-io/varve/internal/recordbatch"
@@ -65,8 +66,10 @@ func (a *API) initProducerID(ctx context.Context, _ *call, req *kmsg.InitProduce
 }
 
 // addPartitionsToTxn serves AddPartitionsToTxn: of a producer, or from version 4 of brokers for many (KIP-890).
-func (a *API) addPartitionsToTxn(_ context.Context, _ *call, req *kmsg.AddPartitionsToTxnRequest) *kmsg.AddPartitionsToTxnResponse {
+func (a *API) addPartitionsToTxn(ctx context.Context, _ *call, req *kmsg.AddPartitionsToTxnRequest) *kmsg.AddPartitionsToTxnResponse {
 	resp := respond[*kmsg.AddPartitionsToTxnResponse](req)
+	ctx, cancel := context.WithTimeout(ctx, imageLag)
+	defer cancel()
 	if req.Version < 4 {
 		var ids []tp.Partition
 		for _, t := range req.Topics {
@@ -74,7 +77,7 @@ func (a *API) addPartitionsToTxn(_ context.Context, _ *call, req *kmsg.AddPartit
 				ids = append(ids, tp.Partition{Topic: t.Topic, Index: p})
 			}
 		}
-		errs := a.addPartitions(req.TransactionalID, req.ProducerID, req.ProducerEpoch, ids, false, false)
+		errs := a.addPartitions(ctx, req.TransactionalID, req.ProducerID, req.ProducerEpoch, ids, false, false)
 		next := 0
 		for _, t := range req.Topics {
 			rt := kmsg.NewAddPartitionsToTxnResponseTopic()
@@ -98,7 +101,7 @@ func (a *API) addPartitionsToTxn(_ context.Context, _ *call, req *kmsg.AddPartit
 				ids = append(ids, tp.Partition{Topic: topic.Topic, Index: p})
 			}
 		}
-		errs := a.addPartitions(t.TransactionalID, t.ProducerID, t.ProducerEpoch, ids, t.VerifyOnly, true)
+		errs := a.addPartitions(ctx, t.TransactionalID, t.ProducerID, t.ProducerEpoch, ids, t.VerifyOnly, true)
 		next := 0
 		for _, topic := range t.Topics {
 			rt := kmsg.NewAddPartitionsToTxnResponseTransactionTopic()
@@ -119,7 +122,7 @@ func (a *API) addPartitionsToTxn(_ context.Context, _ *call, req *kmsg.AddPartit
 // errNotAttempted: another partition of the same request was refused (OPERATION_NOT_ATTEMPTED 55).
 var errNotAttempted = errors.New("nothing was done, since another partition of the request is refused")
 
-func (a *API) addPartitions(id string, producerID int64, epoch int16, ids []tp.Partition, verifyOnly, v2 bool) []error {
+func (a *API) addPartitions(ctx context.Context, id string, producerID int64, epoch int16, ids []tp.Partition, verifyOnly, v2 bool) []error {
 	errs := make([]error, len(ids))
 	fill := func(err error) []error {
 		for i := range errs {
@@ -132,7 +135,7 @@ func (a *API) addPartitions(id string, producerID int64, epoch int16, ids []tp.P
 	if id == "" {
 		return fill(errInvalidRequest)
 	}
-	img, unknown := a.Image(), false
+	img, unknown := a.imageWith(ctx, func(img *metadata.Image) bool { return has(img, ids) }), false
 	for i, p := range ids {
 		if _, _, ok := img.Partition(p); !ok {
 			errs[i], unknown = errUnknownTopic, true
@@ -196,7 +199,18 @@ func (a *API) endTxn(ctx context.Context, _ *call, req *kmsg.EndTxnRequest) *kms
 // clients do by AddOffsetsToTxn (KIP-890).
 func (a *API) txnOffsetCommit(ctx context.Context, c *call, req *kmsg.TxnOffsetCommitRequest) *kmsg.TxnOffsetCommitResponse {
 	resp := respond[*kmsg.TxnOffsetCommitResponse](req)
-	img := a.Image()
+	lag, cancel := context.WithTimeout(ctx, imageLag)
+	defer cancel()
+	img := a.imageWith(lag, func(img *metadata.Image) bool {
+		for _, rt := range req.Topics {
+			for _, rp := range rt.Partitions {
+				if !has(img, []tp.Partition{{Topic: rt.Topic, Index: rp.Partition}}) {
+					return false
+				}
+			}
+		}
+		return true
+	})
 	now := c.received.UnixMilli()
 	var commits []coordinator.Commit
 	type place struct{ topic, partition int }

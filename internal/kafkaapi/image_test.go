@@ -1,0 +1,42 @@
+package kafkaapi
+
+import (
+	"context"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/varve-io/varve/internal/metadata"
+)
+
+// What was created at another node a moment ago is waited for, what is not there for half a second.
+func TestImageWithWhatIsOnItsWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var img atomic.Pointer[metadata.Image]
+		old, newer := metadata.Empty(), metadata.Empty()
+		img.Store(old)
+		changed := make(chan struct{})
+		a := &API{Services: Services{Image: img.Load, Changed: func() <-chan struct{} { return changed }}}
+		look := func(want *metadata.Image) (*metadata.Image, time.Duration) {
+			ctx, cancel := context.WithTimeout(t.Context(), imageLag)
+			defer cancel()
+			began := time.Now()
+			return a.imageWith(ctx, func(img *metadata.Image) bool { return img == want }), time.Since(began)
+		}
+		if got, took := look(old); got != old || took != 0 {
+			t.Errorf("what is known took %v", took)
+		}
+		time.AfterFunc(30*time.Millisecond, func() {
+			img.Store(newer)
+			close(changed)
+			changed = make(chan struct{})
+		})
+		if got, took := look(newer); got != newer || took != 30*time.Millisecond {
+			t.Errorf("what was on its way took %v", took)
+		}
+		if got, took := look(old); got != newer || took != imageLag {
+			t.Errorf("what is unknown took %v", took)
+		}
+	})
+}
