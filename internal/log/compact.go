@@ -23,6 +23,9 @@ const (
 // compactWriteBytes is how much a compaction gathers before it writes.
 const compactWriteBytes = 1 << 20
 
+// compactBatch is how many groups of segments are replaced at once: each decision waits some times for the disk.
+const compactBatch = 8
+
 // CompactionPlan says how far the log can be compacted, and whether that is due; stable is the last stable offset.
 func (l *Log) CompactionPlan(stable int64, now time.Time) (compact.Plan, error) {
 	c := l.config.Load().Compaction
@@ -88,7 +91,7 @@ type CompactResult struct {
 
 // Compact carries out a plan: for each key only the last record stays, tombstones and markers for as long as delete.retention.ms says
 // (Kafka's LogCleaner). Offsets stay as they are. Where the map of keys is too small for the whole range, as much of it is done as it
-// has room for. Segments are replaced one group at a time, each atomically: after a crash a group is the old or the new one. Readers
+// has room for. Segments are replaced some groups at a time, atomically: after a crash they are the old or the new ones. Readers
 // go on meanwhile. Only one compaction of a log may run at a time.
 //
 // An error leaves the log as it is, or with some groups replaced; one while files change their names takes it out of service. Damage is
@@ -128,18 +131,31 @@ func (l *Log) Compact(ctx context.Context, p compact.Plan, o CompactOptions) (Co
 		return res, wrap(fmt.Errorf("not one batch of keys fits into %d bytes of log.cleaner.dedupe.buffer.size", o.Memory))
 	}
 	segments = segments[:min(v.find(res.To-1)+1, len(segments))]
+	var batch []staged
 	for _, group := range groups(segments, cfg.SegmentBytes) {
 		for _, r := range group {
 			res.Before += r.Size
 		}
 		res.Segments += len(group)
-		after, records, err := work.rewrite(group)
+		g, records, err := work.stage(group)
 		if err != nil {
-			return res, wrap(err)
+			return res, wrap(errors.Join(err, l.forget(batch)))
 		}
-		res.After += after
+		if g.changed {
+			batch = append(batch, g)
+		}
+		if len(batch) == compactBatch {
+			if err := l.replaceSegments(batch); err != nil {
+				return res, wrap(err)
+			}
+			batch = nil
+		}
+		res.After += g.size
 		res.Records += records
 		res.Left++
+	}
+	if err := l.replaceSegments(batch); err != nil {
+		return res, wrap(err)
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -271,18 +287,30 @@ func (w *compaction) learn(segments []*segment.Reader, p compact.Plan, aborted [
 	return whole, nil
 }
 
-// rewrite writes what stays of a group aside and puts it in the group's place, unless nothing goes.
-func (w *compaction) rewrite(group []*segment.Reader) (size, records int64, err error) {
+// staged is a group of segments whose successor lies aside.
+type staged struct {
+	group   []*segment.Reader
+	size    int64 // of the successor's log
+	txns    bool  // whether it has a transaction index
+	changed bool  // or nothing lies aside, and the group stays as it is
+}
+
+func (g *staged) replacement() replacement {
+	return replacement{g.group[0].Base, g.group[len(g.group)-1].Next, g.txns}
+}
+
+// stage writes what stays of a group aside, unless nothing goes.
+func (w *compaction) stage(group []*segment.Reader) (g staged, records int64, err error) {
 	l, base := w.l, group[0].Base
+	g.group = group
 	x := segment.NewIndexes(base, w.interval)
 	path := l.path(base, segment.LogSuffix) + cleanedSuffix
 	f, err := l.fs.Create(path)
 	if err != nil {
-		return 0, 0, err
+		return g, 0, err
 	}
-	placed := false
 	defer func() {
-		if !placed {
+		if err != nil || !g.changed {
 			err = errors.Join(err, l.removeFiles(stagedNames(base)))
 		}
 	}()
@@ -297,7 +325,7 @@ func (w *compaction) rewrite(group []*segment.Reader) (size, records int64, err 
 		buffer = buffer[:0]
 		return err
 	}
-	changed := len(group) > 1
+	g.changed = len(group) > 1
 	copyAll := func() error {
 		for _, r := range group {
 			err := w.scan(r, r.Base, func(h *recordbatch.Header, batch []byte) (bool, error) {
@@ -309,7 +337,7 @@ func (w *compaction) rewrite(group []*segment.Reader) (size, records int64, err 
 					x.AddTxn(*v.Aborted)
 				}
 				if len(v.Batch) == 0 || &v.Batch[0] != &batch[0] {
-					changed = true
+					g.changed = true
 				}
 				if len(v.Batch) == 0 {
 					return true, nil
@@ -319,8 +347,8 @@ func (w *compaction) rewrite(group []*segment.Reader) (size, records int64, err 
 					return false, err
 				}
 				records += int64(v.Records)
-				x.Add(&head, size)
-				size += int64(len(v.Batch))
+				x.Add(&head, g.size)
+				g.size += int64(len(v.Batch))
 				if buffer = append(buffer, v.Batch...); len(buffer) >= compactWriteBytes {
 					return true, write()
 				}
@@ -332,11 +360,11 @@ func (w *compaction) rewrite(group []*segment.Reader) (size, records int64, err 
 		}
 		return write()
 	}
-	if err = copyAll(); err == nil {
+	if err = copyAll(); err == nil && g.changed {
 		err = f.Sync()
 	}
-	if err = errors.Join(err, f.Close()); err != nil || !changed {
-		return size, records, err
+	if err = errors.Join(err, f.Close()); err != nil || !g.changed {
+		return g, records, err
 	}
 	x.Seal()
 	for _, index := range []struct {
@@ -347,11 +375,20 @@ func (w *compaction) rewrite(group []*segment.Reader) (size, records int64, err 
 			continue
 		}
 		if err := vfs.WriteFile(l.fs, l.path(base, index.suffix)+cleanedSuffix, index.data); err != nil {
-			return size, records, err
+			return g, records, err
 		}
 	}
-	placed, err = l.replaceSegments(group, size, len(x.Txns()) > 0)
-	return size, records, err
+	g.txns = len(x.Txns()) > 0
+	return g, records, nil
+}
+
+// forget removes what lies aside.
+func (l *Log) forget(batch []staged) error {
+	var names []string
+	for _, g := range batch {
+		names = append(names, stagedNames(g.group[0].Base)...)
+	}
+	return l.removeFiles(names)
 }
 
 func stagedNames(base int64) []string {
@@ -365,81 +402,114 @@ func stagedNames(base int64) []string {
 // ErrSegmentsGone: retention or a truncation removed what was being compacted. The next plan goes by what is left.
 var ErrSegmentsGone = errors.New("segments were removed during their compaction")
 
-// replaceSegments puts a compacted segment of size bytes, which lies aside with its indexes, in the place of its group. The decision
-// is one file; Open finishes what a crash interrupts after it. decided is false where the group stays.
-func (l *Log) replaceSegments(group []*segment.Reader, size int64, txns bool) (decided bool, err error) {
+// replaceSegments puts compacted segments, which lie aside with their indexes, in the places of their groups. The decision is one
+// file; Open finishes what a crash interrupts after it.
+func (l *Log) replaceSegments(batch []staged) error {
+	if len(batch) == 0 {
+		return nil
+	}
 	l.flushMu.Lock()
 	defer l.flushMu.Unlock()
-	base, next := group[0].Base, group[len(group)-1].Next
 	l.mu.Lock()
-	err = l.writableLocked()
-	at := slices.Index(l.sealed, group[0])
-	if err == nil && (at < 0 || len(l.sealed) < at+len(group) || !slices.Equal(l.sealed[at:at+len(group)], group)) {
-		err = ErrSegmentsGone
+	err := l.writableLocked()
+	for _, g := range batch {
+		at := slices.Index(l.sealed, g.group[0])
+		if err == nil && (at < 0 || len(l.sealed) < at+len(g.group) || !slices.Equal(l.sealed[at:at+len(g.group)], g.group)) {
+			err = ErrSegmentsGone
+		}
 	}
 	l.mu.Unlock()
 	if err == nil {
 		err = l.fs.SyncDir(l.dir) // the names of what lies aside
 	}
-	if err != nil {
-		return false, err
-	}
-	r := replacement{base, next, txns}
 	tmp := l.file(compactFile + ".tmp")
-	if err := vfs.WriteFile(l.fs, tmp, r.marshal()); err != nil {
-		return false, errors.Join(err, l.removeFiles([]string{compactFile + ".tmp"}))
+	if err == nil {
+		var all []replacement
+		for _, g := range batch {
+			all = append(all, g.replacement())
+		}
+		if err = vfs.WriteFile(l.fs, tmp, marshalReplacements(all)); err != nil {
+			err = errors.Join(err, l.removeFiles([]string{compactFile + ".tmp"}))
+		}
+	}
+	if err != nil {
+		return errors.Join(err, l.forget(batch))
 	}
 	// From here on nobody knows what a crash leaves if this fails: then the next start decides.
 	if err = l.fs.Rename(tmp, l.file(compactFile)); err == nil {
 		err = l.fs.SyncDir(l.dir)
 	}
 	if err == nil {
-		err = l.switchSegments(group, r, size)
+		err = l.switchSegments(batch)
 	}
 	if err == nil {
 		err = l.settle()
 	}
 	if err != nil {
-		return true, l.die("compact", err)
+		return l.die("compact", err)
 	}
-	return true, nil
+	return nil
 }
 
 // switchSegments renames files and shows readers the result. It runs under flushMu, which keeps others from removing segments, but
 // not from adding some at the end.
-func (l *Log) switchSegments(group []*segment.Reader, r replacement, size int64) error {
+func (l *Log) switchSegments(batch []staged) error {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	for _, old := range group {
-		old.Replace()
+	replace := func() {
+		for _, g := range batch {
+			for _, old := range g.group {
+				old.Replace()
+			}
+		}
 	}
-	if err := l.place(r); err != nil {
-		return err
+	replace()
+	for _, g := range batch {
+		if err := l.place(g.replacement()); err != nil {
+			return err
+		}
 	}
-	for _, old := range group {
-		old.Replace() // what was opened while the names changed
+	replace() // what was opened while the names changed
+	for _, g := range batch {
+		at, r := slices.Index(l.sealed, g.group[0]), g.replacement()
+		l.sealed = slices.Concat(l.sealed[:at], []*segment.Reader{segment.OpenSealed(l.files, l.dir, r.base, r.next, g.size)}, l.sealed[at+len(g.group):])
 	}
-	at := slices.Index(l.sealed, group[0])
-	l.sealed = slices.Concat(l.sealed[:at], []*segment.Reader{segment.OpenSealed(l.files, l.dir, r.base, r.next, size)}, l.sealed[at+len(group):])
 	l.publishLocked()
 	return nil
 }
 
-// replacement is the content of the file that decides one: the compacted segment at base stands for all from there up to next, and has
+// replacement is one line of the file that decides some: the compacted segment at base stands for all from there up to next, and has
 // a transaction index or none.
 type replacement struct {
 	base, next int64
 	txns       bool
 }
 
-func (r replacement) marshal() []byte { return marshalDecision(r.base, r.next, r.txns) }
-
-func parseReplacement(b []byte) (r replacement, err error) {
-	r.base, r.next, r.txns, err = parseDecision("compaction", b)
-	if err == nil && (r.base < 0 || r.next <= r.base) {
-		err = fmt.Errorf("compaction from %d to %d", r.base, r.next)
+func marshalReplacements(all []replacement) []byte {
+	b := []byte("0\n") // the version
+	for _, r := range all {
+		b = appendDecision(b, r.base, r.next, r.txns)
 	}
-	return r, err
+	return b
+}
+
+func parseReplacements(b []byte) (all []replacement, err error) {
+	lines, err := decisions("compaction", b)
+	if err != nil {
+		return nil, err
+	}
+	last := int64(0)
+	for _, line := range lines {
+		var r replacement
+		if r.base, r.next, r.txns, err = parseDecision("compaction", line); err == nil && (r.base < last || r.next <= r.base) {
+			err = fmt.Errorf("compaction from %d to %d", r.base, r.next)
+		}
+		if err != nil {
+			return nil, err
+		}
+		all, last = append(all, r), r.next
+	}
+	return all, nil
 }
 
 // place gives the files of a decided replacement their names, as often as it takes: a crash may have kept any of the changes.
@@ -484,19 +554,21 @@ func (l *Log) settle() error {
 
 // resumeCompaction finishes a replacement that was decided before a crash.
 func (l *Log) resumeCompaction() error {
-	b, err := vfs.ReadFile(l.fs, l.file(compactFile), 4096)
+	b, err := vfs.ReadFile(l.fs, l.file(compactFile), 64*(compactBatch+1))
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	r, err := parseReplacement(b)
+	all, err := parseReplacements(b)
 	if err != nil {
 		return &CorruptError{l.file(compactFile), -1, err}
 	}
-	if err := l.place(r); err != nil {
-		return err
+	for _, r := range all {
+		if err := l.place(r); err != nil {
+			return err
+		}
 	}
 	return l.settle()
 }

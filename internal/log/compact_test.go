@@ -323,7 +323,7 @@ func TestCompaction(t *testing.T) {
 				}
 				k.rp = k.l.Offsets().RecoveryPoint
 				var clone *vfs.Mem
-				left := k.r.IntN(40)
+				left := k.r.IntN(100) // several groups are staged before one decision
 				k.fs.Before = func(vfs.Op, string) {
 					if left == 0 {
 						clone = k.mem.CrashClone(k.r)

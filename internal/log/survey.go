@@ -217,21 +217,29 @@ type restart struct {
 
 func (r restart) marshal() []byte { return marshalDecision(r.next, r.logStart, r.snapshot) }
 
-// marshalDecision writes a file that decides what becomes of a log, version 0: the version, then a line of two offsets and whether
-// something comes with it.
-func marshalDecision(a, b int64, with bool) []byte {
-	return fmt.Appendf(nil, "0\n%d %d %t\n", a, b, with)
+// Files that decide what becomes of a log, version 0: the version, then a line each of two offsets and whether something comes with
+// it.
+
+func marshalDecision(a, b int64, with bool) []byte { return appendDecision([]byte("0\n"), a, b, with) }
+
+func appendDecision(to []byte, a, b int64, with bool) []byte {
+	return fmt.Appendf(to, "%d %d %t\n", a, b, with)
 }
 
-// parseDecision reads one; what names it in errors.
-func parseDecision(what string, data []byte) (a, b int64, with bool, err error) {
+// decisions are the lines of such a file, at least one; what names it in errors.
+func decisions(what string, data []byte) ([][]byte, error) {
 	lines := bytes.Split(data, []byte("\n"))
-	var f [][]byte
-	if len(lines) == 3 && string(lines[0]) == "0" && len(lines[2]) == 0 {
-		f = bytes.Fields(lines[1])
+	if len(lines) < 3 || string(lines[0]) != "0" || len(lines[len(lines)-1]) != 0 {
+		return nil, fmt.Errorf("%s file %.60q", what, data)
 	}
+	return lines[1 : len(lines)-1], nil
+}
+
+// parseDecision reads one line.
+func parseDecision(what string, line []byte) (a, b int64, with bool, err error) {
+	f := bytes.Fields(line)
 	if len(f) != 3 {
-		return 0, 0, false, fmt.Errorf("%s file %.60q", what, data)
+		return 0, 0, false, fmt.Errorf("%s file with the line %.60q", what, line)
 	}
 	a, err = strconv.ParseInt(string(f[0]), 10, 64)
 	if err == nil {
@@ -244,7 +252,14 @@ func parseDecision(what string, data []byte) (a, b int64, with bool, err error) 
 }
 
 func parseRestart(b []byte) (r restart, err error) {
-	r.next, r.logStart, r.snapshot, err = parseDecision("restart", b)
+	lines, err := decisions("restart", b)
+	if err == nil && len(lines) > 1 {
+		err = fmt.Errorf("restart file with %d lines", len(lines))
+	}
+	if err != nil {
+		return r, err
+	}
+	r.next, r.logStart, r.snapshot, err = parseDecision("restart", lines[0])
 	if err == nil && (r.logStart < 0 || r.next < r.logStart) {
 		err = fmt.Errorf("restart at %d with log start %d", r.next, r.logStart)
 	}
