@@ -15,8 +15,12 @@ import (
 	"io"
 	"math/big"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -785,4 +789,55 @@ type foreignFetcher struct{}
 func (foreignFetcher) Formats() []string { return []string{"X"} }
 func (foreignFetcher) FetchLogSegment(context.Context, direct.Segment, int64, int64) (io.ReadCloser, error) {
 	return nil, direct.ErrNotFound
+}
+
+// Credentials change while a reader is at work: those of the file count, and nothing falls back.
+func TestCredentialsThatRotate(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "credentials")
+	var valid atomic.Value
+	rotate := func(key string) {
+		if err := os.WriteFile(file, []byte("[default]\naws_access_key_id="+key+"\naws_secret_access_key=s\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		valid.Store(key)
+	}
+	rotate("first")
+	t.Setenv("AWS_ACCESS_KEY_ID", "")
+	t.Setenv("AWS_SECRET_ACCESS_KEY", "")
+	var bucket objstore.Bucket
+	var gets atomic.Int64
+	store := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, q *http.Request) {
+		if !strings.Contains(q.Header.Get("Authorization"), "Credential="+valid.Load().(string)+"/") {
+			w.WriteHeader(http.StatusForbidden)
+			fmt.Fprint(w, "<Error><Code>InvalidAccessKeyId</Code></Error>")
+			return
+		}
+		gets.Add(1)
+		data, err := objstore.ReadAll(q.Context(), bucket, strings.TrimPrefix(q.URL.Path, "/bucket/"), 1<<20)
+		if err != nil {
+			w.WriteHeader(http.StatusNotFound)
+			return
+		}
+		http.ServeContent(w, q, "", time.Time{}, bytes.NewReader(data))
+	}))
+	defer store.Close()
+	f, err := objectstore.Open("s3://bucket?path-style=true&endpoint="+store.URL+"&credentials-file="+file, objectstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := newRig(t, direct.Config{Fetcher: f}, one(40, 5))
+	bucket = r.bucket
+	r.drain(patient, 0, 60)
+	before := gets.Load()
+	rotate("second")
+	r.drain(patient, 0, 0)
+	s := r.transport.Snapshot()
+	for cause, n := range s.Fallbacks {
+		if n > 0 {
+			t.Errorf("%d fallbacks for %s", n, cause)
+		}
+	}
+	if before == 0 || gets.Load() == before {
+		t.Errorf("%d and %d reads of the store", before, gets.Load()-before)
+	}
 }
