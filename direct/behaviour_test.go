@@ -818,7 +818,7 @@ func TestCredentialsThatRotate(t *testing.T) {
 			w.WriteHeader(http.StatusNotFound)
 			return
 		}
-		http.ServeContent(w, q, "", time.Time{}, bytes.NewReader(data))
+		http.ServeContent(w, q, "", time.Unix(1_700_000_000, 0), bytes.NewReader(data))
 	}))
 	defer store.Close()
 	f, err := objectstore.Open("s3://bucket?path-style=true&endpoint="+store.URL+"&credentials-file="+file, objectstore.Options{})
