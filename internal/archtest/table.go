@@ -86,6 +86,8 @@ var Table = []Row{
 	{"internal/kafkaapi", Shell, []string{kmsg, kerr}},
 	{"internal/server", Shell, nil},
 	{"internal/debughttp", Shell, nil},
+	{"internal/gateway/rewrite", Core, []string{kmsg}},
+	{"internal/gateway", Shell, []string{kmsg}},
 	{"internal/quietlog", Shell, nil},
 	{"internal/broker", Shell, nil},
 	{"internal/inspect", Shell, []string{kmsg}},
