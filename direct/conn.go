@@ -235,7 +235,7 @@ func (c *conn) request(in *bufio.Reader, size int, h head) error {
 	var err error
 	switch {
 	case h.key == keyFetch && h.version >= 4 && h.version <= maxFetchVersion && c.t.active && (c.direct || !c.probed):
-		if frame, err = readFrame(in, 8, c.t.cfg.MaxFrameBytes); err != nil {
+		if frame, err = readFrame(in, 8, c.t.cfg.MaxFrameBytes, trustClient); err != nil {
 			return err
 		}
 		if taken, err := c.fetch(frame, e); taken || err != nil {
@@ -248,7 +248,7 @@ func (c *conn) request(in *bufio.Reader, size int, h head) error {
 		}
 		quiet, sure := silent(h, start[4:])
 		if !sure && len(start) < size {
-			if frame, err = readFrame(in, 8, c.t.cfg.MaxFrameBytes); err != nil {
+			if frame, err = readFrame(in, 8, c.t.cfg.MaxFrameBytes, trustClient); err != nil {
 				return err
 			}
 			quiet, _ = silent(h, frame[4:])
@@ -398,7 +398,7 @@ func (c *conn) answer(in *bufio.Reader, size int, p pending) error {
 			return nil
 		}
 	}
-	frame, err := readFrame(in, 4, c.t.cfg.MaxFrameBytes)
+	frame, err := readFrame(in, 4, c.t.cfg.MaxFrameBytes, trustBroker)
 	if err != nil {
 		return err
 	}

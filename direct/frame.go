@@ -47,17 +47,22 @@ func frameSize(in *bufio.Reader, least, limit int) (int, error) {
 	return 4 + n, nil
 }
 
-// readFrame reads a frame and returns it with the four bytes of its size. The buffer grows with what arrives above a first
-// megabyte, so that a size alone takes no memory.
-func readFrame(in *bufio.Reader, least, limit int) ([]byte, error) {
+const (
+	// trustClient and trustBroker are how much memory a frame gets on its word alone.
+	trustClient = 64 << 10
+	trustBroker = 4 << 20
+)
+
+// readFrame reads a frame and returns it with the four bytes of its size. Above trust its memory grows with what arrives.
+func readFrame(in *bufio.Reader, least, limit, trust int) ([]byte, error) {
 	n, err := frameSize(in, least, limit)
 	if err != nil {
 		return nil, err
 	}
-	frame := make([]byte, 0, min(n, 1<<20))
+	frame := make([]byte, 0, min(n, trust))
 	for len(frame) < n {
 		have := len(frame)
-		frame = slices.Grow(frame, min(n-have, max(have, 1<<20)))
+		frame = slices.Grow(frame, min(n-have, max(have, trust)))
 		frame = frame[:min(n, cap(frame))]
 		if _, err := io.ReadFull(in, frame[have:]); err != nil {
 			return nil, torn(err)

@@ -130,29 +130,29 @@ func reader(b []byte) *bufio.Reader { return bufio.NewReader(bytes.NewReader(b))
 
 func TestFrames(t *testing.T) {
 	frame := []byte{0, 0, 0, 3, 1, 2, 3}
-	if got, err := readFrame(reader(frame), 1, 3); err != nil || !bytes.Equal(got, frame) {
+	if got, err := readFrame(reader(frame), 1, 3, 1<<20); err != nil || !bytes.Equal(got, frame) {
 		t.Fatal(got, err)
 	}
 	for _, limits := range [][2]int{{4, 9}, {0, 2}} {
-		if _, err := readFrame(reader(frame), limits[0], limits[1]); !errors.Is(err, errFrame) {
+		if _, err := readFrame(reader(frame), limits[0], limits[1], 1<<20); !errors.Is(err, errFrame) {
 			t.Errorf("%v: %v", limits, err)
 		}
 	}
-	if _, err := readFrame(reader(frame[:6]), 1, 9); err != io.ErrUnexpectedEOF {
+	if _, err := readFrame(reader(frame[:6]), 1, 9, 1<<20); err != io.ErrUnexpectedEOF {
 		t.Error(err)
 	}
-	if _, err := readFrame(reader([]byte{0xff, 0xff, 0xff, 0xff}), 1, 9); !errors.Is(err, errFrame) {
+	if _, err := readFrame(reader([]byte{0xff, 0xff, 0xff, 0xff}), 1, 9, 1<<20); !errors.Is(err, errFrame) {
 		t.Error(err)
 	}
 	big := make([]byte, 5<<20)
 	binary.BigEndian.PutUint32(big, uint32(len(big)-4))
 	big[len(big)-1] = 7
-	if got, err := readFrame(reader(big), 1, 8<<20); err != nil || !bytes.Equal(got, big) {
+	if got, err := readFrame(reader(big), 1, 8<<20, 1<<20); err != nil || !bytes.Equal(got, big) {
 		t.Fatal(len(got), err)
 	}
 	// A promise of 1 GiB behind which nothing comes must not take 1 GiB.
 	if n := testing.AllocsPerRun(1, func() {
-		_, _ = readFrame(reader(append([]byte{0x40, 0, 0, 0}, make([]byte, 100)...)), 1, 1<<31-1)
+		_, _ = readFrame(reader(append([]byte{0x40, 0, 0, 0}, make([]byte, 100)...)), 1, 1<<31-1, 1<<20)
 	}); n > 20 {
 		t.Errorf("%v allocations", n)
 	}
