@@ -14,7 +14,7 @@ import (
 )
 
 const (
-	probePause    = 10 * time.Second // between two looks at brokers that answer
+	probePause    = 3 * time.Second // between two looks at brokers that answer
 	probeRetry    = time.Second      // after a failure
 	probePatience = 5 * time.Second  // for one look
 	probeMax      = 16 << 20
