@@ -51,6 +51,7 @@ type pending struct {
 	head
 	entry *entry
 	own   bool // the transport asked
+	token bool // it is a SASL token, which has no header
 }
 
 // conn is one client's connection. Three goroutines: one reads requests, one reads the broker's answers, one writes
@@ -83,6 +84,7 @@ type conn struct {
 	probed   bool
 	direct   bool
 	fetchMax int16
+	tokens   int // SASL tokens without headers that are to come
 }
 
 func newConn(t *Transport, up, down net.Conn, address string) *conn {
@@ -207,6 +209,13 @@ func (c *conn) requests() error {
 		if err := c.await(in); err != nil {
 			return err
 		}
+		if c.tokens > 0 {
+			c.tokens--
+			if err := c.token(in); err != nil {
+				return err
+			}
+			continue
+		}
 		size, err := frameSize(in, 8, c.t.cfg.MaxFrameBytes)
 		if err != nil {
 			if b, _ := in.Peek(4); first && errors.Is(err, errFrame) && wire.Sniff(b) != "" {
@@ -256,9 +265,17 @@ func (c *conn) request(in *bufio.Reader, size int, h head) error {
 		if quiet {
 			return c.send(pending{}, func() error { return c.forward(in, frame, size) })
 		}
-	case h.key == keySaslHandshake && h.version == 0:
-		// The tokens behind it have no header, and nothing tells where they end.
-		e.raw = make(chan struct{})
+	case h.key == keySaslHandshake && h.version == 0: // tokens without headers follow
+		if frame, err = readFrame(in, 8, c.t.cfg.MaxFrameBytes, trustClient); err != nil {
+			return err
+		}
+		var mechanism string
+		if mechanism, c.tokens = rounds(frame[4:]); c.tokens == 0 {
+			if c.hooks.Rewrite != nil || c.hooks.Allow != nil {
+				return fmt.Errorf("%w: SaslHandshake v0 for %q: nothing tells where its tokens end", ErrNotAllowed, mechanism)
+			}
+			e.raw = make(chan struct{})
+		}
 	}
 	if err := c.queue(e); err != nil {
 		return err
@@ -276,6 +293,19 @@ func (c *conn) request(in *bufio.Reader, size int, h head) error {
 		return err
 	}
 	return nil
+}
+
+// token passes on a SASL token of the client, whose answer is one of the broker.
+func (c *conn) token(in *bufio.Reader) error {
+	size, err := frameSize(in, 0, c.t.cfg.MaxFrameBytes)
+	if err != nil {
+		return err
+	}
+	e := newEntry()
+	if err := c.queue(e); err != nil {
+		return err
+	}
+	return c.send(pending{entry: e, token: true}, func() error { return c.forward(in, nil, size) })
 }
 
 // forward writes a request to the broker: frame, or the next size bytes of in.
@@ -344,13 +374,8 @@ func (c *conn) ask(ctx context.Context, clientID string, req kmsg.Request) ([]by
 func (c *conn) answersFromBroker() error {
 	in := bufio.NewReaderSize(c.up, 64<<10)
 	for {
-		size, err := frameSize(in, 4, c.t.cfg.MaxFrameBytes)
-		if err != nil {
+		if _, err := in.Peek(4); err != nil {
 			return err
-		}
-		start, err := in.Peek(4 + 4)
-		if err != nil {
-			return torn(err)
 		}
 		var p pending
 		select {
@@ -358,8 +383,22 @@ func (c *conn) answersFromBroker() error {
 		default:
 			return fmt.Errorf("%w: broker %s answers what nobody asked", errFrame, c.address)
 		}
-		if got := int32(binary.BigEndian.Uint32(start[4:])); got != p.correlation {
-			return fmt.Errorf("%w: broker %s answers out of order: correlation id %d where %d is due", errFrame, c.address, got, p.correlation)
+		least := 4
+		if p.token {
+			least = 0
+		}
+		size, err := frameSize(in, least, c.t.cfg.MaxFrameBytes)
+		if err != nil {
+			return err
+		}
+		if !p.token {
+			start, err := in.Peek(4 + 4)
+			if err != nil {
+				return torn(err)
+			}
+			if got := int32(binary.BigEndian.Uint32(start[4:])); got != p.correlation {
+				return fmt.Errorf("%w: broker %s answers out of order: correlation id %d where %d is due", errFrame, c.address, got, p.correlation)
+			}
 		}
 		if err := c.answer(in, size, p); err != nil {
 			return err
@@ -379,7 +418,7 @@ func (c *conn) answersFromBroker() error {
 // as it comes; otherwise, and if it is to be changed, it has to be read first.
 func (c *conn) answer(in *bufio.Reader, size int, p pending) error {
 	var rewrite func([]byte) ([]byte, error)
-	if !p.own && c.hooks.Rewrite != nil {
+	if !p.own && !p.token && c.hooks.Rewrite != nil {
 		rewrite = c.hooks.Rewrite(p.key, p.version)
 	}
 	if !p.own && p.entry.raw == nil && c.current.Load() == p.entry { // the writer does nothing until it has the reply
@@ -398,7 +437,7 @@ func (c *conn) answer(in *bufio.Reader, size int, p pending) error {
 			return nil
 		}
 	}
-	frame, err := readFrame(in, 4, c.t.cfg.MaxFrameBytes, trustBroker)
+	frame, err := readFrame(in, 0, c.t.cfg.MaxFrameBytes, trustBroker)
 	if err != nil {
 		return err
 	}

@@ -112,6 +112,23 @@ func silent(h head, frame []byte) (quiet, sure bool) {
 	return len(body) >= 2 && binary.BigEndian.Uint16(body) == 0, len(body) >= 2
 }
 
+// rounds tells of a SaslHandshake of version 0 how many tokens the client sends: those of its mechanism (RFC 4616, 5802, 7628),
+// each with one answer. 0 is unknown.
+func rounds(frame []byte) (mechanism string, tokens int) {
+	_, body, err := wire.ParseHeader(frame, func(_, _ int16) bool { return false })
+	req := kmsg.NewPtrSASLHandshakeRequest()
+	if err != nil || req.ReadFrom(body) != nil {
+		return "", 0
+	}
+	switch req.Mechanism {
+	case "PLAIN", "OAUTHBEARER":
+		tokens = 1
+	case "SCRAM-SHA-256", "SCRAM-SHA-512":
+		tokens = 2
+	}
+	return req.Mechanism, tokens
+}
+
 // parseFetch decodes a client's Fetch of version 4 or later. Unknown tags share the frame's memory.
 func parseFetch(frame []byte) (wire.Header, *kmsg.FetchRequest, error) {
 	h, body, err := wire.ParseHeader(frame, func(_, version int16) bool { return version >= 12 })
