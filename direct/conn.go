@@ -182,8 +182,9 @@ func (c *conn) drain() {
 }
 
 // await waits for the next request. A request that has begun is read to its end, whatever happens.
-func (c *conn) await(in *bufio.Reader) error {
+func (c *conn) await(in *bufio.Reader, src *source) error {
 	c.drainMu.Lock()
+	src.between()
 	c.idle = !c.draining
 	c.drainMu.Unlock()
 	if !c.idle {
@@ -192,7 +193,7 @@ func (c *conn) await(in *bufio.Reader) error {
 	_, err := in.Peek(1)
 	c.drainMu.Lock()
 	defer c.drainMu.Unlock()
-	c.idle = false
+	c.idle, src.within = false, true
 	if c.draining {
 		if err != nil {
 			return errDrained
@@ -204,9 +205,10 @@ func (c *conn) await(in *bufio.Reader) error {
 
 // requests reads what the client sends.
 func (c *conn) requests() error {
-	in := bufio.NewReaderSize(c.down, 32<<10)
+	src := &source{conn: c.down, stall: c.hooks.Stall}
+	in := bufio.NewReaderSize(src, 32<<10)
 	for first := true; ; first = false {
-		if err := c.await(in); err != nil {
+		if err := c.await(in, src); err != nil {
 			return err
 		}
 		if c.tokens > 0 {
@@ -289,6 +291,8 @@ func (c *conn) request(in *bufio.Reader, size int, h head) error {
 		case <-c.ctx.Done():
 			return errBroken
 		}
+		c.down.SetReadDeadline(time.Time{})
+		c.up.SetWriteDeadline(time.Time{})
 		_, err := io.Copy(c.up, in)
 		return err
 	}
@@ -372,11 +376,14 @@ func (c *conn) ask(ctx context.Context, clientID string, req kmsg.Request) ([]by
 
 // answersFromBroker hands each answer to whom it is owed.
 func (c *conn) answersFromBroker() error {
-	in := bufio.NewReaderSize(c.up, 64<<10)
+	src := &source{conn: c.up, stall: c.hooks.Stall}
+	in := bufio.NewReaderSize(src, 64<<10)
 	for {
+		src.between()
 		if _, err := in.Peek(4); err != nil {
 			return err
 		}
+		src.within = true
 		var p pending
 		select {
 		case p = <-c.owed:
@@ -404,8 +411,10 @@ func (c *conn) answersFromBroker() error {
 			return err
 		}
 		if p.entry.raw != nil {
+			src.between()
 			select {
 			case <-p.entry.raw:
+				c.down.SetWriteDeadline(time.Time{})
 				_, err = io.Copy(c.down, in)
 			case <-c.ctx.Done():
 			}

@@ -27,14 +27,33 @@ func (c *conn) patience(deadline func(time.Time) error) {
 	}
 }
 
+// source reads from a connection, and within a frame bounds the time of each read.
+type source struct {
+	conn   net.Conn
+	stall  time.Duration
+	within bool
+}
+
+func (s *source) Read(p []byte) (int, error) {
+	if s.within && s.stall > 0 {
+		s.conn.SetReadDeadline(time.Now().Add(s.stall))
+	}
+	return s.conn.Read(p)
+}
+
+// between says that a frame is over; the next may take as long as it likes to come.
+func (s *source) between() {
+	if s.within && s.stall > 0 {
+		s.conn.SetReadDeadline(time.Time{})
+	}
+	s.within = false
+}
+
 // pass copies the next n bytes of in, which reads from src, to dst. What in does not hold yet goes from socket to socket,
 // where both are (net.TCPConn.ReadFrom splices).
 func (c *conn) pass(dst net.Conn, in *bufio.Reader, src net.Conn, n int) error {
 	for n > 0 {
 		if have := in.Buffered(); have > 0 || n <= passCopy {
-			if have == 0 {
-				c.patience(src.SetReadDeadline)
-			}
 			b, err := in.Peek(min(n, max(have, 1)))
 			if err != nil {
 				return torn(err)
@@ -54,9 +73,6 @@ func (c *conn) pass(dst net.Conn, in *bufio.Reader, src net.Conn, n int) error {
 			return torn(err)
 		}
 		n -= int(slice)
-	}
-	if c.hooks.Stall > 0 {
-		src.SetReadDeadline(time.Time{})
 	}
 	return nil
 }
@@ -99,9 +115,6 @@ func (c *conn) passFetch(in *bufio.Reader, size int, version int16) error {
 		w.err = fmt.Errorf("%w: Fetch response v%d with %d bytes left over", errFrame, version, w.left)
 	}
 	w.flush()
-	if c.hooks.Stall > 0 {
-		c.up.SetReadDeadline(time.Time{})
-	}
 	return w.err
 }
 
@@ -144,9 +157,6 @@ func (w *walker) copy(n int) {
 	}
 	if w.err != nil {
 		return
-	}
-	if w.in.Buffered() < n {
-		w.c.patience(w.c.up.SetReadDeadline)
 	}
 	at := len(w.out)
 	w.out = slices.Grow(w.out, n)[:at+n]

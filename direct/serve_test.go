@@ -235,11 +235,22 @@ func TestServeGivesUpOnPeersThatStall(t *testing.T) {
 	if _, err := torn.Write(raw(1, make([]byte, 100_000))[:50_000]); err != nil {
 		t.Fatal(err)
 	}
-	for _, ended := range []chan error{deafEnded, tornEnded} {
+	short, shortEnded := serve(t, transport, t.Context(), hooks, broker.addr()) // of a frame that is read whole
+	defer short.Close()
+	if _, err := short.Write([]byte{0, 0, 1, 0, 0, 17, 0, 0, 0, 0, 0, 1}); err != nil {
+		t.Fatal(err)
+	}
+	quiet, _ := serve(t, transport, t.Context(), hooks, broker.addr()) // asks late, and that is no stall
+	defer quiet.Close()
+	for _, ended := range []chan error{deafEnded, tornEnded, shortEnded} {
 		if err := <-ended; !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Error(err)
 		}
 	}
+	if _, err := quiet.Write(raw(1, []byte("x"))); err != nil {
+		t.Fatal(err)
+	}
+	newClient(t, quiet).receive(1)
 }
 
 func TestServeRefusesHostileFrames(t *testing.T) {

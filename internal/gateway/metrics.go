@@ -16,7 +16,7 @@ func newMetrics(g *Gateway) metrics {
 	m := metrics{
 		refused:    prometheus.NewCounter(prometheus.CounterOpts{Name: "varve_gateway_connections_refused_total", Help: "Connections closed at once, since as many as are allowed were open."}),
 		dialErrors: prometheus.NewCounter(prometheus.CounterOpts{Name: "varve_gateway_dial_errors_total", Help: "Clients whose broker could not be reached."}),
-		requests:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "varve_gateway_requests_total", Help: "Requests of clients, by API."}, []string{"api"}),
+		requests:   prometheus.NewCounterVec(prometheus.CounterOpts{Name: "varve_gateway_requests_total", Help: "Requests of clients, and of the gateway itself that looks after brokers, by API."}, []string{"api"}),
 	}
 	gauge := func(name, help string, f func() float64) prometheus.Collector {
 		return prometheus.NewGaugeFunc(prometheus.GaugeOpts{Name: name, Help: help}, f)
