@@ -91,6 +91,8 @@ var Table = []Row{
 	{"internal/quietlog", Shell, nil},
 	{"internal/broker", Shell, nil},
 	{"internal/inspect", Shell, []string{kmsg}},
+	{"internal/bucketlayout", Core, nil},
+	{"internal/bucketscan", Shell, nil},
 	{"cmd/varve", Shell, []string{cobra, bar, kgo, kadm, kmsg, kerr, "golang.org/x/term"}},
 	{"bench", Shell, []string{kgo, kadm, kmsg, kerr, minio}},
 	{"direct/example/kgo", Shell, []string{kgo}},

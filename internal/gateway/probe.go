@@ -15,8 +15,8 @@ import (
 
 const (
 	probePause    = 3 * time.Second // between two looks at brokers that answer
-	probeRetry    = time.Second      // after a failure
-	probePatience = 5 * time.Second  // for one look
+	probeRetry    = time.Second     // after a failure
+	probePatience = 5 * time.Second // for one look
 	probeMax      = 16 << 20
 )
 
