@@ -383,7 +383,7 @@ func bucketVerify() *cobra.Command {
 		Long: `Read all segments and check them: the checksum of every batch, that offsets go on from batch to batch and from segment to segment,
 that manifests are of their segments, and that indexes point at what is there.
 
-Findings are damaged, missing, gap and unreadable, for which the exit code is 1; and, for which it is not, overlap (two segments
+Findings are damaged, missing, gap (compaction leaves gaps, too) and unreadable, for which the exit code is 1; and, for which it is not, overlap (two segments
 hold the same offsets, as after an unclean election), unfinished (an upload that never became a segment) and foreign (an object in
 no layout).`,
 		Example: `  varve bucket verify varve-data/bucket
