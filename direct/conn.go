@@ -104,14 +104,14 @@ func (c *conn) shutdown() {
 // run serves the connection until it ends and returns why, nil if that was ordinary.
 func (c *conn) run() error {
 	var wg sync.WaitGroup
-	var upErr error
+	var upErr, downErr error
 	wg.Go(func() {
 		upErr = c.answersFromBroker()
 		close(c.upDone)
 	})
 	written := make(chan struct{})
 	wg.Go(func() {
-		c.writeAnswers()
+		downErr = c.writeAnswers()
 		c.shutdown()
 		close(written)
 	})
@@ -125,13 +125,15 @@ func (c *conn) run() error {
 	wg.Wait()
 	c.jobs.Wait()
 	c.discard()
-	if upErr != nil && !errors.Is(upErr, io.EOF) && !errors.Is(upErr, net.ErrClosed) {
-		return upErr
+	if ended {
+		err = nil // it is that of a closed connection
 	}
-	if ended || errors.Is(err, io.ErrClosedPipe) {
-		return nil
+	for _, err := range []error{downErr, upErr, err} {
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.ErrClosedPipe) {
+			return err
+		}
 	}
-	return err
+	return nil
 }
 
 // finish writes the answers that are due after the last request. A client that has stopped sending may be gone: the broker
@@ -466,36 +468,39 @@ func (c *conn) answer(in *bufio.Reader, size int, p pending) error {
 	return nil
 }
 
-// writeAnswers writes answers in the order of requests.
-func (c *conn) writeAnswers() {
+// writeAnswers writes answers in the order of requests, until the last or as long as there are any.
+func (c *conn) writeAnswers() error {
 	for {
 		var e *entry
 		select {
 		case e = <-c.answers:
 		case <-c.ctx.Done():
-			return
+			return nil
 		case <-c.upDone:
 			select {
 			case e = <-c.answers:
 			default:
-				return
+				return nil
 			}
 		}
 		if e == nil {
-			return
+			return nil
 		}
 		c.current.Store(e)
 		r, ok := c.reply(e)
 		if !ok {
-			return
+			return nil
 		}
-		ok = r.passed || r.parts != nil && c.write(r.parts) == nil
+		var err error
+		if !r.passed {
+			err = c.write(r.parts)
+		}
 		c.held.Add(-r.held)
 		if r.release != nil {
 			r.release()
 		}
-		if !ok {
-			return
+		if err != nil || !r.passed && r.parts == nil {
+			return err
 		}
 		if e.raw != nil {
 			close(e.raw)
@@ -503,7 +508,7 @@ func (c *conn) writeAnswers() {
 			case <-c.upDone:
 			case <-c.ctx.Done():
 			}
-			return
+			return nil
 		}
 	}
 }

@@ -219,17 +219,19 @@ func TestServeGivesUpOnPeersThatStall(t *testing.T) {
 	broker := newFakeBroker(t, &fakePartition{})
 	defer broker.close()
 	transport := newTransport(t, direct.Config{})
-	hooks := direct.Hooks{Stall: 20 * time.Millisecond}
-	// One takes no answers, the other stops in the middle of a request.
-	deaf, deafEnded := serve(t, transport, t.Context(), hooks, broker.addr())
-	defer deaf.Close()
-	go func() {
-		for {
-			if _, err := deaf.Write(raw(1, make([]byte, 8<<20))); err != nil {
-				return
-			}
-		}
-	}()
+	hooks := direct.Hooks{Stall: 100 * time.Millisecond}
+	// Two take no answers, whether these pass or are rewritten; the others stop in the middle of a request.
+	deaf := func(hooks direct.Hooks) chan error {
+		conn, ended := serve(t, transport, t.Context(), hooks, broker.addr())
+		t.Cleanup(func() { conn.Close() })
+		go conn.Write(raw(1, make([]byte, 64<<20)))
+		return ended
+	}
+	passedEnded := deaf(hooks)
+	hooks.Rewrite = func(int16, int16) func([]byte) ([]byte, error) {
+		return func(frame []byte) ([]byte, error) { return frame, nil }
+	}
+	rewrittenEnded := deaf(hooks)
 	torn, tornEnded := serve(t, transport, t.Context(), hooks, broker.addr())
 	defer torn.Close()
 	if _, err := torn.Write(raw(1, make([]byte, 100_000))[:50_000]); err != nil {
@@ -242,7 +244,7 @@ func TestServeGivesUpOnPeersThatStall(t *testing.T) {
 	}
 	quiet, _ := serve(t, transport, t.Context(), hooks, broker.addr()) // asks late, and that is no stall
 	defer quiet.Close()
-	for _, ended := range []chan error{deafEnded, tornEnded, shortEnded} {
+	for _, ended := range []chan error{passedEnded, rewrittenEnded, tornEnded, shortEnded} {
 		if err := <-ended; !errors.Is(err, os.ErrDeadlineExceeded) {
 			t.Error(err)
 		}

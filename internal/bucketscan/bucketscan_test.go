@@ -3,6 +3,7 @@ package bucketscan
 import (
 	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"os"
 	"path/filepath"
@@ -98,6 +99,7 @@ func TestDamageIsFound(t *testing.T) {
 		return change(func(t []byte) []byte { t[(at+len(t))%len(t)] ^= 0x10; return t })
 	}
 	cut := change(func(t []byte) []byte { return t[:len(t)-7] })
+	firstBatch := change(func(t []byte) []byte { return t[12+binary.BigEndian.Uint32(t[8:]):] })
 	drop := func(b *objstore.Memory, key string) error { return b.Delete(context.Background(), key) }
 	dropAll := func(b *objstore.Memory, key string) error {
 		stem, _, _ := strings.Cut(key, ".")
@@ -133,6 +135,7 @@ func TestDamageIsFound(t *testing.T) {
 		{"aiven-encrypted", "indexes", flip(30), "damaged indexes"},
 		{"aiven-both", "log", cut, "damaged log"},
 		{"localtiered", "log", flip(100), "damaged log"},
+		{"localtiered", "log", firstBatch, "damaged index,gap log"},
 		{"localtiered", "index", flip(7), "damaged index"},
 		{"localtiered", "timeindex", flip(11), "damaged timeindex"},
 		{"localtiered", "timeindex", cut, "damaged timeindex"},
