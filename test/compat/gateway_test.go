@@ -21,12 +21,12 @@ type gateway struct {
 	web string
 }
 
-// startGateway runs a gateway in front of a broker, with its bucket, until the end of the test.
-func startGateway(t *testing.T, b *broker) *gateway {
+// startGateway runs a gateway in front of a broker until the end of the test.
+func startGateway(t *testing.T, b *broker, args ...string) *gateway {
 	t.Helper()
 	first := freePorts(t, 4)
 	g := &gateway{broker: broker{addr: "127.0.0.1:" + strconv.Itoa(first)}, web: "127.0.0.1:" + strconv.Itoa(first+3)}
-	g.process(t, []string{"gateway", "--brokers", b.addr, "--listen", "127.0.0.1", "--ports", fmt.Sprintf("%d-%d", first, first+2), "--bucket", filepath.Join(b.dir, "bucket"), "--metrics", g.web})
+	g.process(t, append([]string{"gateway", "--brokers", b.addr, "--listen", "127.0.0.1", "--ports", fmt.Sprintf("%d-%d", first, first+2), "--metrics", g.web}, args...))
 	await(t, "the gateway is ready", func() bool { _, status := g.get("/readyz"); return status == http.StatusOK })
 	return g
 }
@@ -99,7 +99,7 @@ func lines(out string) []string {
 // the bucket.
 func TestClientsThroughTheGateway(t *testing.T) {
 	b := start(t)
-	g := startGateway(t, b)
+	g := startGateway(t, b, "--bucket", filepath.Join(b.dir, "bucket"))
 	const topic = "history"
 	g.topic(t, topic, 3, tieredConfigs...)
 	committed, all, marked := mixedHistory(t, &g.broker, topic)
@@ -142,7 +142,7 @@ func TestClientsThroughTheGateway(t *testing.T) {
 // The whole scripts of other clients, with groups, transactions and administration, through the gateway.
 func TestScriptsThroughTheGateway(t *testing.T) {
 	b := start(t)
-	g := startGateway(t, b)
+	g := startGateway(t, b, "--bucket", filepath.Join(b.dir, "bucket"))
 	run := func(name string, args ...string) {
 		t.Run(name, func(t *testing.T) { script(t, &g.broker, name, args...) })
 	}
@@ -158,4 +158,25 @@ func TestScriptsThroughTheGateway(t *testing.T) {
 		b.tiered(t, "moved", 1)
 		command{}.run(t, append(python, g.addr, "moved", "committed")...)
 	})
+}
+
+// An Apache Kafka behind the gateway: its own clients and others write and read through it, transactions included.
+func TestGatewayInFrontOfKafka(t *testing.T) {
+	asked(t)
+	peer, _, _ := kafkaTools(t, "").peer(t)
+	g := startGateway(t, peer)
+	k := kafkaTools(t, g.addr)
+	k.run(t, "topics", "--create", "--topic", "t", "--partitions", "3")
+	committed, _, _ := mixedHistory(t, &g.broker, "t")
+	out := k.run(t, "consume", "--topic", "t", "--from-beginning", "--max-messages", fmt.Sprint(committed), "--timeout-ms", "30000", "--isolation-level", "read_committed", "--group", "java")
+	if n := len(lines(out)); n != committed || strings.Contains(out, "committed false") {
+		t.Errorf("Java read %d of %d", n, committed)
+	}
+	out = command{}.run(t, need(t, "kcat"), "-q", "-b", g.addr, "-C", "-t", "t", "-o", "beginning", "-e", "-X", "isolation.level=read_committed")
+	if n := len(lines(out)); n != committed {
+		t.Errorf("librdkafka read %d of %d", n, committed)
+	}
+	if out := k.run(t, "groups", "--describe", "--group", "java"); !strings.Contains(out, "java") {
+		t.Errorf("%s", out)
+	}
 }
