@@ -11,8 +11,10 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kgo"
+	plainauth "github.com/twmb/franz-go/pkg/sasl/plain"
 )
 
 // gateway is a gateway under test.
@@ -178,5 +180,38 @@ func TestGatewayInFrontOfKafka(t *testing.T) {
 	}
 	if out := k.run(t, "groups", "--describe", "--group", "java"); !strings.Contains(out, "java") {
 		t.Errorf("%s", out)
+	}
+}
+
+// SASL passes: whoever the broker lets in is served, old clients whose tokens have no headers among them, and nobody else.
+func TestSASLThroughTheGateway(t *testing.T) {
+	asked(t)
+	port := freePorts(t, 3)
+	plain, control, sasl := port, port+1, port+2
+	kafkaTools(t, "").peerAt(t, port, fmt.Sprintf("listeners=PLAINTEXT://127.0.0.1:%d,CONTROLLER://127.0.0.1:%d,SASL://127.0.0.1:%d", plain, control, sasl),
+		fmt.Sprintf("advertised.listeners=PLAINTEXT://127.0.0.1:%d,SASL://127.0.0.1:%d", plain, sasl), "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
+		"listener.name.sasl.sasl.enabled.mechanisms=PLAIN", `listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required user_me="secret";`)
+	g := startGateway(t, &broker{addr: "127.0.0.1:" + strconv.Itoa(sasl)})
+	values := values(30)
+	me := kgo.SASL(plainauth.Auth{User: "me", Pass: "secret"}.AsMechanism())
+	for i, v := range values {
+		if err := g.client(t, me, kgo.AllowAutoTopicCreation(), kgo.ProducerBatchCompression(kgo.NoCompression())).ProduceSync(within(t), &kgo.Record{Topic: "t", Value: fmt.Appendf(nil, "transaction %d %s", i, v)}).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	kcat := func(password string) (string, error) {
+		out, _, err := command{limit: 20 * time.Second}.try(t, need(t, "kcat"), "-q", "-b", g.addr, "-C", "-t", "t", "-o", "beginning", "-e", "-X", "security.protocol=SASL_PLAINTEXT", "-X", "sasl.mechanism=PLAIN",
+			"-X", "sasl.username=me", "-X", "sasl.password="+password)
+		return out, err
+	}
+	if out, err := kcat("secret"); err != nil || len(lines(out)) != len(values) {
+		t.Errorf("librdkafka read %d, %v", len(lines(out)), err)
+	}
+	if out, err := kcat("wrong"); err == nil && len(lines(out)) > 0 {
+		t.Error("a wrong password is as good as the right one")
+	}
+	out := command{env: []string{"SASL=me:secret"}}.run(t, debianPython(t, "kafka"), filepath.Join("py", "kafka_python.py"), g.addr, "t", "print", fmt.Sprint(len(values)))
+	if n := len(lines(out)); n != len(values) {
+		t.Errorf("kafka-python read %d", n)
 	}
 }
