@@ -440,7 +440,7 @@ func (c *conn) answer(in *bufio.Reader, size int, p pending) error {
 			}
 			p.entry.ch <- reply{passed: true}
 			return nil
-		case p.key == keyFetch && p.version >= 12 && size > wholeFetch:
+		case p.key == keyFetch && p.version >= 12 && p.version <= maxFetchVersion && size > wholeFetch:
 			if err := c.passFetch(in, size, p.version); err != nil {
 				return err
 			}

@@ -77,7 +77,7 @@ func (c *conn) pass(dst net.Conn, in *bufio.Reader, src net.Conn, n int) error {
 	return nil
 }
 
-// passFetch passes an answer to Fetch v12 or later of size bytes on as it comes, up to its tagged fields. Since its size goes out first, the
+// passFetch passes an answer to Fetch v12 to v18 of size bytes on as it comes, up to its tagged fields. Since its size goes out first, the
 // endpoints among them cannot be rewritten any more: their tag becomes one that nobody knows, and so they are skipped.
 func (c *conn) passFetch(in *bufio.Reader, size int, version int16) error {
 	w := &walker{c: c, in: in, left: size}
@@ -108,7 +108,9 @@ func (c *conn) passFetch(in *bufio.Reader, size int, version int16) error {
 				return w.err
 			}
 		}
-		w.tags(false)
+		if w.tags(false); w.err != nil {
+			return w.err
+		}
 	}
 	w.tags(true)
 	if w.err == nil && w.left > 0 {

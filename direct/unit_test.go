@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"reflect"
 	"slices"
 	"strings"
@@ -474,4 +475,65 @@ func TestTrim(t *testing.T) {
 			t.Errorf("%+v: %d", c, got)
 		}
 	}
+}
+
+// passed is what passFetch makes of a frame.
+func passed(frame []byte, version int16) ([]byte, error) {
+	near, far := net.Pipe()
+	c := &conn{down: near}
+	out := make(chan []byte, 1)
+	go func() {
+		b, _ := io.ReadAll(far)
+		out <- b
+	}()
+	err := c.passFetch(reader(frame), len(frame), version)
+	near.Close()
+	return <-out, err
+}
+
+// TestFetchesPassAsTheyAre: of an answer that passes, one byte changes at most, and with it the addresses are gone.
+func TestFetchesPassAsTheyAre(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		version := int16(rapid.IntRange(12, maxFetchVersion).Draw(t, "version"))
+		resp := drawResponse(t, version)
+		if rapid.Bool().Draw(t, "later") {
+			resp.UnknownTags.Set(99, []byte("later"))
+		}
+		frame := wire.AppendResponse(nil, 7, resp)
+		out, err := passed(frame, version)
+		if err != nil || len(out) != len(frame) {
+			t.Fatalf("%d bytes of %d, %v", len(out), len(frame), err)
+		}
+		got, err := parseFetchResponse(out[4:], version)
+		if err != nil || len(got.Brokers) > 0 {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		changed := 0
+		for i := range out {
+			if out[i] != frame[i] {
+				changed++
+			}
+		}
+		if want := len(resp.Brokers); changed != want {
+			t.Fatalf("%d bytes changed, with %d brokers", changed, want)
+		}
+		cut := rapid.IntRange(0, len(frame)-1).Draw(t, "cut")
+		if _, err := passed(frame[:cut], version); err == nil {
+			t.Fatalf("%d bytes of %d are an answer", cut, len(frame))
+		}
+	})
+}
+
+// FuzzPassFetch: whatever a broker sends, an end is found.
+func FuzzPassFetch(f *testing.F) {
+	resp := kmsg.NewPtrFetchResponse()
+	resp.Version = 18
+	resp.Topics = []kmsg.FetchResponseTopic{{Partitions: []kmsg.FetchResponseTopicPartition{{RecordBatches: []byte("records")}}}}
+	f.Add(wire.AppendResponse(nil, 7, resp), int16(18))
+	f.Fuzz(func(t *testing.T, frame []byte, version int16) {
+		out, err := passed(frame, version)
+		if err == nil && len(out) != len(frame) {
+			t.Fatalf("%d bytes of %d without an error", len(out), len(frame))
+		}
+	})
 }
