@@ -241,7 +241,6 @@ type PartitionSegments struct {
 type Catalog struct {
 	segments map[Segment]*Found
 	Foreign  []string // keys that are in no layout, as they came
-	marks    map[Partition]bool
 }
 
 // Add takes an object in.
@@ -251,12 +250,11 @@ func (c *Catalog) Add(key string, size int64) {
 		c.Foreign = append(c.Foreign, key)
 		return
 	}
-	if c.segments == nil {
-		c.segments, c.marks = map[Segment]*Found{}, map[Partition]bool{}
-	}
 	if s.Base < 0 {
-		c.marks[s.Partition] = true
-		return
+		return // a mark tells nothing that the segments do not
+	}
+	if c.segments == nil {
+		c.segments = map[Segment]*Found{}
 	}
 	f := c.segments[s]
 	if f == nil {
