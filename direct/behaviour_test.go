@@ -240,7 +240,8 @@ func TestOrderOfAnswers(t *testing.T) {
 	}
 }
 
-// TestRawTokens: a handshake of version 0 and the tokens behind it, which have no headers, pass as they are.
+// TestRawTokens: a handshake of version 0 and the tokens behind it, which have no headers, pass as they are. Where it is not
+// known how many a mechanism has, the connection passes untouched for good.
 func TestRawTokens(t *testing.T) {
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
@@ -254,7 +255,7 @@ func TestRawTokens(t *testing.T) {
 		}
 		defer c.Close()
 		req := kmsg.NewPtrSASLHandshakeRequest()
-		req.Mechanism = "PLAIN"
+		req.Mechanism = "GSSAPI"
 		frame := make([]byte, len(wire.AppendRequest(nil, 1, "bare", req)))
 		if _, err := io.ReadFull(c, frame); err != nil {
 			return
@@ -273,7 +274,7 @@ func TestRawTokens(t *testing.T) {
 	defer conn.Close()
 	c := newClient(t, conn)
 	req := kmsg.NewPtrSASLHandshakeRequest()
-	req.Mechanism = "PLAIN"
+	req.Mechanism = "GSSAPI"
 	c.receive(c.send(req))
 	token := []byte("\x00\x00\x00\x05\x00me\x00p and anything else")
 	if _, err := conn.Write(token); err != nil {
@@ -282,6 +283,86 @@ func TestRawTokens(t *testing.T) {
 	got := make([]byte, len(token))
 	if _, err := io.ReadFull(c.in, got); err != nil || !bytes.Equal(got, token) {
 		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// Behind the tokens of a mechanism that is known come requests like any other. The broker says nothing to a handshake of
+// version 0 but yes, and one empty token to PLAIN.
+func TestTokensOfKnownMechanisms(t *testing.T) {
+	for mechanism, rounds := range map[string]int{"PLAIN": 1, "SCRAM-SHA-256": 2, "SCRAM-SHA-512": 2, "OAUTHBEARER": 1} {
+		for _, served := range []bool{false, true} {
+			broker := newFakeBroker(t, large(t))
+			defer broker.close()
+			ln, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer ln.Close()
+			handshake := kmsg.NewPtrSASLHandshakeRequest()
+			handshake.Mechanism = mechanism
+			token := []byte("\x00\x00\x00\x05\x00me\x00p")
+			go func() {
+				c, err := ln.Accept()
+				if err != nil {
+					return
+				}
+				io.CopyN(io.Discard, c, int64(len(wire.AppendRequest(nil, 1, "bare", handshake))))
+				c.Write(wire.AppendResponse(nil, 1, kmsg.NewPtrSASLHandshakeResponse()))
+				for range rounds {
+					io.CopyN(io.Discard, c, int64(len(token)))
+					c.Write([]byte{0, 0, 0, 0})
+				}
+				broker.mu.Lock()
+				broker.conns[c] = true
+				broker.mu.Unlock()
+				broker.serve(c)
+			}()
+			transport := newTransport(t, direct.Config{Fetcher: deadFetcher{}, ConnectTimeout: time.Millisecond})
+			var conn net.Conn
+			rewritten := make(chan int16, 10)
+			if served {
+				conn, _ = serve(t, transport, t.Context(), direct.Hooks{Rewrite: func(key, _ int16) func([]byte) ([]byte, error) {
+					rewritten <- key
+					return func(frame []byte) ([]byte, error) { return frame, nil }
+				}}, ln.Addr().String())
+			} else if conn, err = transport.Dial("tcp", ln.Addr().String()); err != nil {
+				t.Fatal(err)
+			}
+			defer conn.Close()
+			c := newClient(t, conn)
+			c.receive(c.send(handshake))
+			for range rounds {
+				if _, err := conn.Write(token); err != nil {
+					t.Fatal(err)
+				}
+				empty := make([]byte, 4)
+				if _, err := io.ReadFull(c.in, empty); err != nil || !bytes.Equal(empty, make([]byte, 4)) {
+					t.Fatalf("%x, %v", empty, err)
+				}
+			}
+			check(t, broker.parts, []int64{0}, patient, c.fetch(patient, []position{{0, 0}}))
+			if _, tagged, _ := broker.counts(); tagged == 0 {
+				t.Errorf("%s: the broker was not asked for locations", mechanism)
+			}
+			if _, err := conn.Write(raw(99, []byte("x"))); err != nil {
+				t.Fatal(err)
+			}
+			c.receive(99)
+			if served && (<-rewritten != 17 || <-rewritten != 77) {
+				t.Errorf("%s: hooks were not asked", mechanism)
+			}
+		}
+	}
+	// What cannot be followed must not pass by the hooks.
+	broker := newFakeBroker(t)
+	defer broker.close()
+	conn, ended := serve(t, newTransport(t, direct.Config{}), t.Context(), direct.Hooks{Allow: func(int16, int16) bool { return true }}, broker.addr())
+	handshake := kmsg.NewPtrSASLHandshakeRequest()
+	handshake.Mechanism = "GSSAPI"
+	newClient(t, conn).send(handshake)
+	over(t, conn)
+	if err := <-ended; !errors.Is(err, direct.ErrNotAllowed) {
+		t.Error(err)
 	}
 }
 

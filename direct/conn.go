@@ -9,6 +9,8 @@ import (
 	"io"
 	"net"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
@@ -16,8 +18,14 @@ import (
 	"github.com/varve-io/varve/internal/wire"
 )
 
-// maxInFlight bounds the requests of a connection that wait for answers; a client that sends more waits.
-const maxInFlight = 128
+const (
+	// maxInFlight bounds the requests of a connection that wait for answers; a client that sends more waits.
+	maxInFlight = 128
+	// linger bounds how long answers are waited for after the client has stopped sending.
+	linger = 10 * time.Second
+	// produceHead is how much of a Produce is looked at first for its acks: client id and transactional id are seldom longer.
+	produceHead = 512
+)
 
 // errBroken is a connection that ended while an answer was due.
 var errBroken = errors.New("direct: connection ended")
@@ -26,28 +34,35 @@ var errBroken = errors.New("direct: connection ended")
 type reply struct {
 	parts   [][]byte
 	release func() // after writing or giving up; may be nil
+	passed  bool   // it has been written already
+	held    int64  // what it counts in conn.held
 }
 
-// entry is a client's request; answers go out in the order of requests.
+// entry is a request; answers go out in the order of requests.
 type entry struct {
-	ch  chan reply // one value
-	raw chan struct{}
+	ch  chan reply    // one value
+	raw chan struct{} // closed when the answer was written, where raw tokens follow it
 }
 
-// pending is an answer that the broker owes.
+func newEntry() *entry { return &entry{ch: make(chan reply, 1)} }
+
+// pending is an answer that the broker owes. The zero value is none.
 type pending struct {
-	correlation int32
-	ch          chan reply
-	raw         chan struct{} // closed when the answer was written, where raw tokens follow it
+	head
+	entry *entry
+	own   bool // the transport asked
+	token bool // it is a SASL token, which has no header
 }
 
 // conn is one client's connection. Three goroutines: one reads requests, one reads the broker's answers, one writes
-// answers; and one for each Fetch that waits.
+// answers; and one for each Fetch that waits. What the transport has no interest in goes from socket to socket.
 type conn struct {
 	t       *Transport
 	up      net.Conn
 	down    net.Conn
 	address string
+	owner   uint64 // whose read-ahead it may use, see partKey
+	hooks   Hooks
 	ctx     context.Context
 	cancel  context.CancelFunc
 	jobs    sync.WaitGroup
@@ -56,9 +71,14 @@ type conn struct {
 	owed        chan pending
 	correlation int32
 
-	answers chan *entry
-	current *entry        // what the writer is at
-	upDone  chan struct{} // closed when no more answers come from the broker
+	answers chan *entry           // nil is the last
+	current atomic.Pointer[entry] // what the writer is at, or the last that it was at
+	upDone  chan struct{}         // closed when no more answers come from the broker
+	held    atomic.Int64          // bytes of the broker's answers that wait for their turn
+
+	drainMu  sync.Mutex
+	draining bool // no further request is read
+	idle     bool // the reader waits for one
 
 	use directfetch.Use // what was read since the broker was told; guarded by the Transport's mutex
 
@@ -66,6 +86,7 @@ type conn struct {
 	probed   bool
 	direct   bool
 	fetchMax int16
+	tokens   int // SASL tokens without headers that are to come
 }
 
 func newConn(t *Transport, up, down net.Conn, address string) *conn {
@@ -82,30 +103,62 @@ func (c *conn) shutdown() {
 	c.down.Close()
 }
 
-func (c *conn) run() {
+// run serves the connection until it ends and returns why, nil if that was ordinary.
+func (c *conn) run() error {
 	var wg sync.WaitGroup
+	var upErr, downErr error
 	wg.Go(func() {
-		c.answersFromBroker()
+		upErr = c.answersFromBroker()
 		close(c.upDone)
 	})
+	written := make(chan struct{})
 	wg.Go(func() {
-		c.writeAnswers()
+		downErr = c.writeAnswers()
 		c.shutdown()
+		close(written)
 	})
 	err := c.requests()
-	if err != nil && c.ctx.Err() == nil && !errors.Is(err, io.EOF) && !errors.Is(err, io.ErrClosedPipe) {
-		c.t.cfg.Logger.Debug("connection ends", "broker", c.address, "cause", err)
+	if errors.Is(err, io.EOF) || errors.Is(err, errDrained) {
+		c.finish(err, written)
+		err = nil
 	}
+	ended := c.ctx.Err() != nil
 	c.shutdown()
 	wg.Wait()
 	c.jobs.Wait()
 	c.discard()
+	if ended {
+		err = nil // it is that of a closed connection
+	}
+	for _, err := range []error{downErr, upErr, err} {
+		if err != nil && !errors.Is(err, io.EOF) && !errors.Is(err, net.ErrClosed) && !errors.Is(err, io.ErrClosedPipe) {
+			return err
+		}
+	}
+	return nil
+}
+
+// finish writes the answers that are due after the last request. A client that has stopped sending may be gone: the broker
+// hears of it at once, as it would without us, and nobody is waited for any longer than linger.
+func (c *conn) finish(why error, written <-chan struct{}) {
+	if c.queue(nil) != nil {
+		return
+	}
+	if errors.Is(why, io.EOF) {
+		timer := time.AfterFunc(linger, c.shutdown)
+		defer timer.Stop()
+		c.jobs.Wait()
+		if half, ok := c.up.(interface{ CloseWrite() error }); ok {
+			_ = half.CloseWrite()
+		}
+	}
+	<-written
 }
 
 // discard releases the answers that were not written. Nothing else runs any more.
 func (c *conn) discard() {
 	close(c.answers)
-	left := []*entry{c.current}
+	left := []*entry{c.current.Load()}
 	for e := range c.answers {
 		left = append(left, e)
 	}
@@ -119,52 +172,158 @@ func (c *conn) discard() {
 	}
 }
 
+// errDrained ends the reading of requests.
+var errDrained = errors.New("direct: connection is drained")
+
+// drain lets the connection finish what it has read and no more.
+func (c *conn) drain() {
+	c.drainMu.Lock()
+	defer c.drainMu.Unlock()
+	c.draining = true
+	if c.idle {
+		c.down.SetReadDeadline(time.Unix(1, 0))
+	}
+}
+
+// await waits for the next request. A request that has begun is read to its end, whatever happens.
+func (c *conn) await(in *bufio.Reader, src *source) error {
+	c.drainMu.Lock()
+	src.between()
+	c.idle = !c.draining
+	c.drainMu.Unlock()
+	if !c.idle {
+		return errDrained
+	}
+	_, err := in.Peek(1)
+	c.drainMu.Lock()
+	defer c.drainMu.Unlock()
+	c.idle, src.within = false, true
+	if c.draining {
+		if err != nil {
+			return errDrained
+		}
+		c.down.SetReadDeadline(time.Time{})
+	}
+	return err
+}
+
 // requests reads what the client sends.
 func (c *conn) requests() error {
-	in := bufio.NewReaderSize(c.down, 32<<10)
-	for {
-		frame, err := readFrame(in, 8, c.t.cfg.MaxFrameBytes)
-		if err != nil {
+	src := &source{conn: c.down, stall: c.hooks.Stall}
+	in := bufio.NewReaderSize(src, 32<<10)
+	for first := true; ; first = false {
+		if err := c.await(in, src); err != nil {
 			return err
 		}
-		h := parseHead(frame[4:])
-		e := &entry{ch: make(chan reply, 1)}
-		if h.key == keyFetch && h.version >= 4 && h.version <= maxFetchVersion {
-			taken, err := c.fetch(frame, e)
-			if err != nil {
-				return err
-			}
-			if taken {
-				continue
-			}
-		}
-		if silent(h, frame[4:]) {
-			if err := c.send(frame, pending{}); err != nil {
+		if c.tokens > 0 {
+			c.tokens--
+			if err := c.token(in); err != nil {
 				return err
 			}
 			continue
 		}
-		// The tokens behind a handshake of version 0 have no header, and nothing tells where they end.
-		raw := h.key == keySaslHandshake && h.version == 0
-		if raw {
-			e.raw = make(chan struct{})
-		}
-		if err := c.queue(e); err != nil {
-			return err
-		}
-		if err := c.send(frame, pending{h.correlation, e.ch, e.raw}); err != nil {
-			return err
-		}
-		if raw {
-			select {
-			case <-e.raw:
-			case <-c.ctx.Done():
-				return errBroken
+		size, err := frameSize(in, 8, c.t.cfg.MaxFrameBytes)
+		if err != nil {
+			if b, _ := in.Peek(4); first && errors.Is(err, errFrame) && wire.Sniff(b) != "" {
+				return fmt.Errorf("this is no Kafka client: it sent %s", wire.Sniff(b))
 			}
-			_, err := io.Copy(c.up, in)
+			return err
+		}
+		start, err := in.Peek(4 + 8)
+		if err != nil {
+			return torn(err)
+		}
+		h := parseHead(start[4:])
+		if c.hooks.Allow != nil && !c.hooks.Allow(h.key, h.version) {
+			return fmt.Errorf("%w: key %d, version %d", ErrNotAllowed, h.key, h.version)
+		}
+		if err := c.request(in, size, h); err != nil {
 			return err
 		}
 	}
+}
+
+// request deals with the request that in is at, which has size bytes.
+func (c *conn) request(in *bufio.Reader, size int, h head) error {
+	e := newEntry()
+	var frame []byte // the whole of it, where that is needed
+	var err error
+	switch {
+	case h.key == keyFetch && h.version >= 4 && h.version <= maxFetchVersion && c.t.active && (c.direct || !c.probed):
+		if frame, err = readFrame(in, 8, c.t.cfg.MaxFrameBytes, trustClient); err != nil {
+			return err
+		}
+		if taken, err := c.fetch(frame, e); taken || err != nil {
+			return err
+		}
+	case h.key == keyProduce:
+		start, err := in.Peek(min(size, produceHead))
+		if err != nil {
+			return torn(err)
+		}
+		quiet, sure := silent(h, start[4:])
+		if !sure && len(start) < size {
+			if frame, err = readFrame(in, 8, c.t.cfg.MaxFrameBytes, trustClient); err != nil {
+				return err
+			}
+			quiet, _ = silent(h, frame[4:])
+		}
+		if quiet {
+			return c.send(pending{}, func() error { return c.forward(in, frame, size) })
+		}
+	case h.key == keySaslHandshake && h.version == 0: // tokens without headers follow
+		if frame, err = readFrame(in, 8, c.t.cfg.MaxFrameBytes, trustClient); err != nil {
+			return err
+		}
+		var mechanism string
+		if mechanism, c.tokens = rounds(frame[4:]); c.tokens == 0 {
+			if c.hooks.Rewrite != nil || c.hooks.Allow != nil {
+				return fmt.Errorf("%w: SaslHandshake v0 for %q: nothing tells where its tokens end", ErrNotAllowed, mechanism)
+			}
+			e.raw = make(chan struct{})
+		}
+	}
+	if err := c.queue(e); err != nil {
+		return err
+	}
+	if err := c.send(pending{head: h, entry: e}, func() error { return c.forward(in, frame, size) }); err != nil {
+		return err
+	}
+	if e.raw != nil {
+		select {
+		case <-e.raw:
+		case <-c.ctx.Done():
+			return errBroken
+		}
+		c.down.SetReadDeadline(time.Time{})
+		c.up.SetWriteDeadline(time.Time{})
+		_, err := io.Copy(c.up, in)
+		return err
+	}
+	return nil
+}
+
+// token passes on a SASL token of the client, whose answer is one of the broker.
+func (c *conn) token(in *bufio.Reader) error {
+	size, err := frameSize(in, 0, c.t.cfg.MaxFrameBytes)
+	if err != nil {
+		return err
+	}
+	e := newEntry()
+	if err := c.queue(e); err != nil {
+		return err
+	}
+	return c.send(pending{entry: e, token: true}, func() error { return c.forward(in, nil, size) })
+}
+
+// forward writes a request to the broker: frame, or the next size bytes of in.
+func (c *conn) forward(in *bufio.Reader, frame []byte, size int) error {
+	if frame == nil {
+		return c.pass(c.up, in, c.down, size)
+	}
+	c.patience(c.up.SetWriteDeadline)
+	_, err := c.up.Write(frame)
+	return err
 }
 
 // queue waits for a place among the answers.
@@ -177,11 +336,11 @@ func (c *conn) queue(e *entry) error {
 	}
 }
 
-// send writes a frame to the broker. ch of p, if any, gets the answer.
-func (c *conn) send(frame []byte, p pending) error {
+// send has write write a request to the broker, whose answer is owed to p.
+func (c *conn) send(p pending, write func() error) error {
 	c.sendMu.Lock()
 	defer c.sendMu.Unlock()
-	if p.ch != nil {
+	if p.entry != nil {
 		select {
 		case c.owed <- p:
 		case <-c.upDone:
@@ -190,8 +349,7 @@ func (c *conn) send(frame []byte, p pending) error {
 			return errBroken
 		}
 	}
-	_, err := c.up.Write(frame)
-	return err
+	return write()
 }
 
 // ask sends a request of the transport's own and waits for the answer, a frame with its size.
@@ -200,19 +358,20 @@ func (c *conn) ask(ctx context.Context, clientID string, req kmsg.Request) ([]by
 	c.correlation = (c.correlation + 1) & 0x7fffffff
 	correlation := c.correlation
 	c.sendMu.Unlock()
-	ch := make(chan reply, 1)
-	if err := c.send(wire.AppendRequest(nil, correlation, clientID, req), pending{correlation, ch, nil}); err != nil {
+	e := newEntry()
+	frame := wire.AppendRequest(nil, correlation, clientID, req)
+	if err := c.send(pending{head: parseHead(frame[4:]), entry: e, own: true}, func() error { return c.forward(nil, frame, 0) }); err != nil {
 		return nil, err
 	}
 	select {
-	case r := <-ch:
+	case r := <-e.ch:
 		return r.parts[0], nil
 	case <-ctx.Done():
 		return nil, errBroken
 	case <-c.upDone:
 	}
 	select {
-	case r := <-ch:
+	case r := <-e.ch:
 		return r.parts[0], nil
 	default:
 		return nil, errBroken
@@ -231,67 +390,130 @@ func (c *conn) report(req *kmsg.FetchRequest) {
 }
 
 // answersFromBroker hands each answer to whom it is owed.
-func (c *conn) answersFromBroker() {
-	in := bufio.NewReaderSize(c.up, 64<<10)
+func (c *conn) answersFromBroker() error {
+	src := &source{conn: c.up, stall: c.hooks.Stall}
+	in := bufio.NewReaderSize(src, 64<<10)
 	for {
-		frame, err := readFrame(in, 4, c.t.cfg.MaxFrameBytes)
-		if err != nil {
-			return
+		src.between()
+		if _, err := in.Peek(4); err != nil {
+			return err
 		}
+		src.within = true
 		var p pending
 		select {
 		case p = <-c.owed:
 		default:
-			return // nobody asked
+			return fmt.Errorf("%w: broker %s answers what nobody asked", errFrame, c.address)
 		}
-		if got := int32(binary.BigEndian.Uint32(frame[4:])); got != p.correlation {
-			c.t.cfg.Logger.Warn("broker answers out of order", "broker", c.address, "correlation", got, "expected", p.correlation)
-			return
+		least := 4
+		if p.token {
+			least = 0
 		}
-		p.ch <- reply{parts: [][]byte{frame}}
-		if p.raw != nil {
+		size, err := frameSize(in, least, c.t.cfg.MaxFrameBytes)
+		if err != nil {
+			return err
+		}
+		if !p.token {
+			start, err := in.Peek(4 + 4)
+			if err != nil {
+				return torn(err)
+			}
+			if got := int32(binary.BigEndian.Uint32(start[4:])); got != p.correlation {
+				return fmt.Errorf("%w: broker %s answers out of order: correlation id %d where %d is due", errFrame, c.address, got, p.correlation)
+			}
+		}
+		if err := c.answer(in, size, p); err != nil {
+			return err
+		}
+		if p.entry.raw != nil {
+			src.between()
 			select {
-			case <-p.raw:
-				_, _ = io.Copy(c.down, in)
+			case <-p.entry.raw:
+				c.down.SetWriteDeadline(time.Time{})
+				_, err = io.Copy(c.down, in)
 			case <-c.ctx.Done():
 			}
-			return
+			return err
 		}
 	}
 }
 
-// writeAnswers writes answers in the order of requests.
-func (c *conn) writeAnswers() {
+// answer deals with the answer that in is at, which has size bytes. If the client waits for this very answer it is passed on
+// as it comes; otherwise, and if it is to be changed, it has to be read first.
+func (c *conn) answer(in *bufio.Reader, size int, p pending) error {
+	var rewrite func([]byte) ([]byte, error)
+	if !p.own && !p.token && c.hooks.Rewrite != nil {
+		rewrite = c.hooks.Rewrite(p.key, p.version)
+	}
+	if !p.own && p.entry.raw == nil && c.current.Load() == p.entry { // the writer does nothing until it has the reply
+		switch {
+		case rewrite == nil:
+			if err := c.pass(c.down, in, c.up, size); err != nil {
+				return err
+			}
+			p.entry.ch <- reply{passed: true}
+			return nil
+		case p.key == keyFetch && p.version >= 12 && p.version <= maxFetchVersion && size > wholeFetch:
+			if err := c.passFetch(in, size, p.version); err != nil {
+				return err
+			}
+			p.entry.ch <- reply{passed: true}
+			return nil
+		}
+	}
+	frame, err := readFrame(in, 0, c.t.cfg.MaxFrameBytes, trustBroker)
+	if err != nil {
+		return err
+	}
+	if rewrite != nil {
+		if frame, err = rewrite(frame); err != nil {
+			return fmt.Errorf("answer of broker %s: %w", c.address, err)
+		}
+	}
+	r := reply{parts: [][]byte{frame}}
+	if !p.own {
+		r.held = int64(len(frame))
+		if c.held.Add(r.held) > int64(c.t.cfg.MaxFrameBytes)+r.held {
+			return fmt.Errorf("%w: more answers wait for their turn than MaxFrameBytes", errFrame)
+		}
+	}
+	p.entry.ch <- r
+	return nil
+}
+
+// writeAnswers writes answers in the order of requests, until the last or as long as there are any.
+func (c *conn) writeAnswers() error {
 	for {
 		var e *entry
 		select {
 		case e = <-c.answers:
 		case <-c.ctx.Done():
-			return
+			return nil
 		case <-c.upDone:
 			select {
 			case e = <-c.answers:
 			default:
-				return
+				return nil
 			}
 		}
-		c.current = e
-		r, ok := c.await(e)
+		if e == nil {
+			return nil
+		}
+		c.current.Store(e)
+		r, ok := c.reply(e)
 		if !ok {
-			return
+			return nil
 		}
-		ok = r.parts != nil
-		for _, p := range r.parts {
-			if _, err := c.down.Write(p); err != nil {
-				ok = false
-				break
-			}
+		var err error
+		if !r.passed {
+			err = c.write(r.parts)
 		}
+		c.held.Add(-r.held)
 		if r.release != nil {
 			r.release()
 		}
-		if !ok {
-			return
+		if err != nil || !r.passed && r.parts == nil {
+			return err
 		}
 		if e.raw != nil {
 			close(e.raw)
@@ -299,13 +521,29 @@ func (c *conn) writeAnswers() {
 			case <-c.upDone:
 			case <-c.ctx.Done():
 			}
-			return
+			return nil
 		}
 	}
 }
 
-// await waits for the answer of one request.
-func (c *conn) await(e *entry) (reply, bool) {
+// write writes the parts of an answer with as few system calls as the connection allows.
+func (c *conn) write(parts [][]byte) error {
+	for n := 0; len(parts) > 0; parts = parts[n:] {
+		size := 0
+		for n = 0; n < len(parts) && (n == 0 || size < passSlice); n++ {
+			size += len(parts[n])
+		}
+		c.patience(c.down.SetWriteDeadline)
+		some := net.Buffers(parts[:n:n])
+		if _, err := some.WriteTo(c.down); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// reply waits for the answer of one request.
+func (c *conn) reply(e *entry) (reply, bool) {
 	select {
 	case r := <-e.ch:
 		return r, true

@@ -15,6 +15,6 @@
 //   - A slow object delays no other partition, and memory for read-ahead is bounded by Config.MemoryBytes.
 //   - Without a Fetcher, with Enabled false, or with a broker that does not announce the feature, nothing is changed.
 //
-// All connections of a Transport share its read-ahead. A Transport and its connections may be used concurrently.
+// All connections that a Transport dials share its read-ahead. Serve puts it behind a listener instead. A Transport and its connections may be used concurrently.
 // docs/direct-fetch.md is the protocol.
 package direct

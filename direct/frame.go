@@ -1,10 +1,12 @@
 package direct
 
 import (
+	"bufio"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -21,28 +23,49 @@ const (
 
 var errFrame = errors.New("direct: malformed frame")
 
-// readFrame reads a frame, whose size is least to limit bytes, and returns it with the four bytes of its size. The buffer
-// grows with what arrives above a first megabyte, so that a size alone takes no memory.
-func readFrame(r io.Reader, least, limit int) ([]byte, error) {
-	var size [4]byte
-	if _, err := io.ReadFull(r, size[:]); err != nil {
+// torn is what reading failed with in the middle of a frame.
+func torn(err error) error {
+	if errors.Is(err, io.EOF) {
+		return io.ErrUnexpectedEOF
+	}
+	return err
+}
+
+// frameSize looks at the next frame, whose size is least to limit bytes, and returns it with the four bytes of its size.
+func frameSize(in *bufio.Reader, least, limit int) (int, error) {
+	size, err := in.Peek(4)
+	if err != nil {
+		if len(size) > 0 {
+			err = torn(err)
+		}
+		return 0, err
+	}
+	n := int(int32(binary.BigEndian.Uint32(size)))
+	if n < least || n > limit {
+		return 0, fmt.Errorf("%w: %d bytes, allowed are %d to %d", errFrame, n, least, limit)
+	}
+	return 4 + n, nil
+}
+
+const (
+	// trustClient and trustBroker are how much memory a frame gets on its word alone.
+	trustClient = 64 << 10
+	trustBroker = 4 << 20
+)
+
+// readFrame reads a frame and returns it with the four bytes of its size. Above trust its memory grows with what arrives.
+func readFrame(in *bufio.Reader, least, limit, trust int) ([]byte, error) {
+	n, err := frameSize(in, least, limit)
+	if err != nil {
 		return nil, err
 	}
-	n := int(int32(binary.BigEndian.Uint32(size[:])))
-	if n < least || n > limit {
-		return nil, fmt.Errorf("%w: %d bytes, allowed are %d to %d", errFrame, n, least, limit)
-	}
-	n += len(size)
-	frame := append(make([]byte, 0, min(n, 1<<20)), size[:]...)
+	frame := make([]byte, 0, min(n, trust))
 	for len(frame) < n {
 		have := len(frame)
-		frame = slices.Grow(frame, min(n-have, max(have, 1<<20)))
+		frame = slices.Grow(frame, min(n-have, max(have, trust)))
 		frame = frame[:min(n, cap(frame))]
-		if _, err := io.ReadFull(r, frame[have:]); err != nil {
-			if errors.Is(err, io.EOF) {
-				err = io.ErrUnexpectedEOF
-			}
-			return nil, err
+		if _, err := io.ReadFull(in, frame[have:]); err != nil {
+			return nil, torn(err)
 		}
 	}
 	return frame, nil
@@ -59,35 +82,51 @@ func parseHead(frame []byte) head {
 	return head{int16(binary.BigEndian.Uint16(frame)), int16(binary.BigEndian.Uint16(frame[2:])), int32(binary.BigEndian.Uint32(frame[4:]))}
 }
 
-// silent reports whether a request gets no answer: Produce with acks=0.
-func silent(h head, frame []byte) bool {
-	if h.key != keyProduce {
-		return false
-	}
+// silent reports whether a request gets no answer: Produce with acks=0. frame may be cut; sure says that it holds enough to
+// tell, or that the request is malformed.
+func silent(h head, frame []byte) (quiet, sure bool) {
 	_, body, err := wire.ParseHeader(frame, func(_, version int16) bool { return version >= 9 })
 	if err != nil {
-		return false
+		return false, false
 	}
 	if h.version >= 3 { // the transactional id comes first
 		n := 0
 		if h.version >= 9 {
 			u, used := binary.Uvarint(body)
-			if used <= 0 || u > uint64(len(body)) {
-				return false
+			if used <= 0 || u > math.MaxInt32 {
+				return false, used < 0 || u > math.MaxInt32
 			}
 			body, n = body[used:], int(u)-1
 		} else {
 			if len(body) < 2 {
-				return false
+				return false, false
 			}
-			body, n = body[2:], int(int16(binary.BigEndian.Uint16(body)))
+			n = int(int16(binary.BigEndian.Uint16(body)))
+			body = body[2:]
 		}
 		if n > len(body) {
-			return false
+			return false, false
 		}
 		body = body[max(n, 0):]
 	}
-	return len(body) >= 2 && binary.BigEndian.Uint16(body) == 0
+	return len(body) >= 2 && binary.BigEndian.Uint16(body) == 0, len(body) >= 2
+}
+
+// rounds tells of a SaslHandshake of version 0 how many tokens the client sends: those of its mechanism (RFC 4616, 5802, 7628),
+// each with one answer. 0 is unknown.
+func rounds(frame []byte) (mechanism string, tokens int) {
+	_, body, err := wire.ParseHeader(frame, func(_, _ int16) bool { return false })
+	req := kmsg.NewPtrSASLHandshakeRequest()
+	if err != nil || req.ReadFrom(body) != nil {
+		return "", 0
+	}
+	switch req.Mechanism {
+	case "PLAIN", "OAUTHBEARER":
+		tokens = 1
+	case "SCRAM-SHA-256", "SCRAM-SHA-512":
+		tokens = 2
+	}
+	return req.Mechanism, tokens
 }
 
 // parseFetch decodes a client's Fetch of version 4 or later. Unknown tags share the frame's memory.
@@ -109,35 +148,14 @@ func parseFetchResponse(frame []byte, version int16) (*kmsg.FetchResponse, error
 	if len(frame) < 5 {
 		return nil, fmt.Errorf("%w: Fetch response of %d bytes", errFrame, len(frame))
 	}
-	body, err := skipTags(frame[4:])
+	tags, err := wire.Tags(frame[4:])
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("%w: %w", errFrame, err)
 	}
 	resp := kmsg.NewPtrFetchResponse()
 	resp.Version = version
-	if err := resp.ReadFrom(body); err != nil {
+	if err := resp.ReadFrom(frame[4+tags:]); err != nil {
 		return nil, fmt.Errorf("%w: Fetch response v%d: %w", errFrame, version, err)
 	}
 	return resp, nil
-}
-
-// skipTags skips the tagged fields of a header.
-func skipTags(b []byte) ([]byte, error) {
-	count, n := binary.Uvarint(b)
-	if n <= 0 {
-		return nil, fmt.Errorf("%w: tagged fields", errFrame)
-	}
-	b = b[n:]
-	for ; count > 0; count-- {
-		if _, n = binary.Uvarint(b); n <= 0 {
-			return nil, fmt.Errorf("%w: tagged fields", errFrame)
-		}
-		b = b[n:]
-		size, n := binary.Uvarint(b)
-		if n <= 0 || size > uint64(len(b)-n) {
-			return nil, fmt.Errorf("%w: tagged fields", errFrame)
-		}
-		b = b[n+int(size):]
-	}
-	return b, nil
 }

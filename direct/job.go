@@ -61,7 +61,7 @@ func newJob(c *conn, h wire.Header, req *kmsg.FetchRequest) *job {
 		topic := &req.Topics[i]
 		for k := range topic.Partitions {
 			p := &topic.Partitions[k]
-			key := streamKey{partKey{c.address, topic.Topic, topic.TopicID, p.Partition}, req.IsolationLevel == 1, p.FetchOffset}
+			key := streamKey{partKey{c.owner, c.address, topic.Topic, topic.TopicID, p.Partition}, req.IsolationLevel == 1, p.FetchOffset}
 			j.wants = append(j.wants, &want{topic: i, req: p, key: key})
 		}
 	}
@@ -250,7 +250,7 @@ func (j *job) forward(asks []*want, wait time.Duration, enough bool) error {
 	j.head.ErrorCode = resp.ErrorCode
 	j.head.UnknownTags = resp.UnknownTags
 	if len(resp.Brokers) > 0 {
-		j.head.Brokers = resp.Brokers
+		j.head.Brokers = j.c.endpoints(resp.Brokers)
 	}
 	j.t.mu.Lock()
 	defer j.t.mu.Unlock()
@@ -259,7 +259,7 @@ func (j *job) forward(asks []*want, wait time.Duration, enough bool) error {
 		t := &resp.Topics[i]
 		for k := range t.Partitions {
 			p := &t.Partitions[k]
-			if w := byKey[partKey{j.c.address, t.Topic, t.TopicID, p.Partition}]; w != nil {
+			if w := byKey[partKey{j.c.owner, j.c.address, t.Topic, t.TopicID, p.Partition}]; w != nil {
 				j.take(w, p, now)
 				delete(byKey, w.key.partKey)
 			}

@@ -3,6 +3,7 @@ package direct_test
 import (
 	"context"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"testing"
@@ -78,10 +79,19 @@ func TestSameRecords(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer transport.Close()
-		conn, err := transport.DialContext(context.Background(), "tcp", broker.addr())
-		if err != nil {
-			t.Fatal(err)
+		dialed := rapid.Bool().Draw(t, "dialed") // or served
+		connect := func() net.Conn {
+			if !dialed {
+				conn, _ := serve(t, transport, context.Background(), direct.Hooks{}, broker.addr())
+				return conn
+			}
+			conn, err := transport.DialContext(context.Background(), "tcp", broker.addr())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return conn
 		}
+		conn := connect()
 		c := newClient(t, conn)
 		o := fetchOptions{version: int16(rapid.IntRange(4, 18).Draw(t, "version")), committed: rapid.Bool().Draw(t, "committed"), epoch: -1,
 			maxBytes: rapid.SampledFrom([]int32{1, 1000, 200_000, 50 << 20}).Draw(t, "max"), partMax: rapid.SampledFrom([]int32{1, 700, 100_000, 1 << 20}).Draw(t, "partition max"),
@@ -110,10 +120,8 @@ func TestSameRecords(t *testing.T) {
 				case "block":
 					f.Block = never
 				case "reconnect":
-					c.conn.Close()
-					if conn, err = transport.DialContext(context.Background(), "tcp", broker.addr()); err != nil {
-						t.Fatal(err)
-					}
+					conn.Close()
+					conn = connect()
 					c = newClient(t, conn)
 				case "seek":
 					i := round % len(parts)

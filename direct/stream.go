@@ -12,8 +12,11 @@ const (
 	maxStreams = 8 // read-aheads of one partition: two for each of four consumers with positions of their own
 )
 
-// partKey names a partition. The broker's address is in it since one Transport may reach several clusters.
+// partKey names a partition. The broker's address is in it since one Transport may reach several clusters. The owner is 0
+// for connections that were dialed, which share their read-ahead, and otherwise the one connection that it serves: what the
+// broker gave one client is no answer to another, who may not be allowed to read it.
 type partKey struct {
+	owner     uint64
 	address   string
 	topic     string   // empty where the client uses ids
 	id        [16]byte // zero where it uses names

@@ -34,6 +34,7 @@ type Transport struct {
 	mu     sync.Mutex
 	closed bool
 	conns  map[*conn]struct{}
+	owners uint64 // connections that were served
 	ahead  ahead
 	stats  counters
 }
@@ -67,6 +68,27 @@ func (t *Transport) Dial(network, address string) (net.Conn, error) {
 // DialContext connects to a broker. It is what kgo.Dialer takes. Where nothing is to be read directly, the result is the
 // plain connection itself.
 func (t *Transport) DialContext(ctx context.Context, network, address string) (net.Conn, error) {
+	up, err := t.dial(ctx, network, address)
+	if err != nil || !t.active {
+		return up, err
+	}
+	client, server := net.Pipe()
+	c := newConn(t, up, server, address)
+	if !t.enter(c) {
+		client.Close()
+		return nil, ErrClosed
+	}
+	go func() {
+		defer t.leave(c)
+		if err := c.run(); err != nil {
+			t.cfg.Logger.Debug("connection ends", "broker", address, "cause", err)
+		}
+	}()
+	return &endpoint{Conn: client, c: c}, nil
+}
+
+// dial opens a connection to a broker, secured as configured.
+func (t *Transport) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	if t.ctx.Err() != nil {
 		return nil, ErrClosed
 	}
@@ -92,34 +114,35 @@ func (t *Transport) DialContext(ctx context.Context, network, address string) (n
 		}
 		up = secure
 	}
-	if !t.active {
-		return up, nil
-	}
-	return t.attach(up, address)
+	return up, nil
 }
 
-// attach puts the transport between a client and a connection to its broker.
-func (t *Transport) attach(up net.Conn, address string) (net.Conn, error) {
-	client, server := net.Pipe()
-	c := newConn(t, up, server, address)
+// enter counts a connection in; false, and closed, if the transport is.
+func (t *Transport) enter(c *conn) bool {
 	t.mu.Lock()
+	defer t.mu.Unlock()
 	if t.closed {
-		t.mu.Unlock()
-		up.Close()
-		client.Close()
-		return nil, ErrClosed
+		c.shutdown()
+		return false
 	}
 	t.conns[c] = struct{}{}
 	t.wg.Add(1)
+	return true
+}
+
+// leave counts a connection out.
+func (t *Transport) leave(c *conn) {
+	t.mu.Lock()
+	delete(t.conns, c)
+	if c.owner != 0 {
+		for _, s := range t.ahead.streams {
+			if s.key.owner == c.owner {
+				t.drop(s)
+			}
+		}
+	}
 	t.mu.Unlock()
-	go func() {
-		defer t.wg.Done()
-		c.run()
-		t.mu.Lock()
-		delete(t.conns, c)
-		t.mu.Unlock()
-	}()
-	return &endpoint{Conn: client, c: c}, nil
+	t.wg.Done()
 }
 
 // janitor drops read-ahead that nobody wants.

@@ -1,12 +1,14 @@
 package direct
 
 import (
+	"bufio"
 	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"reflect"
 	"slices"
 	"strings"
@@ -125,31 +127,33 @@ func TestCauses(t *testing.T) {
 	}
 }
 
+func reader(b []byte) *bufio.Reader { return bufio.NewReader(bytes.NewReader(b)) }
+
 func TestFrames(t *testing.T) {
 	frame := []byte{0, 0, 0, 3, 1, 2, 3}
-	if got, err := readFrame(bytes.NewReader(frame), 1, 3); err != nil || !bytes.Equal(got, frame) {
+	if got, err := readFrame(reader(frame), 1, 3, 1<<20); err != nil || !bytes.Equal(got, frame) {
 		t.Fatal(got, err)
 	}
 	for _, limits := range [][2]int{{4, 9}, {0, 2}} {
-		if _, err := readFrame(bytes.NewReader(frame), limits[0], limits[1]); !errors.Is(err, errFrame) {
+		if _, err := readFrame(reader(frame), limits[0], limits[1], 1<<20); !errors.Is(err, errFrame) {
 			t.Errorf("%v: %v", limits, err)
 		}
 	}
-	if _, err := readFrame(bytes.NewReader(frame[:6]), 1, 9); err != io.ErrUnexpectedEOF {
+	if _, err := readFrame(reader(frame[:6]), 1, 9, 1<<20); err != io.ErrUnexpectedEOF {
 		t.Error(err)
 	}
-	if _, err := readFrame(bytes.NewReader([]byte{0xff, 0xff, 0xff, 0xff}), 1, 9); !errors.Is(err, errFrame) {
+	if _, err := readFrame(reader([]byte{0xff, 0xff, 0xff, 0xff}), 1, 9, 1<<20); !errors.Is(err, errFrame) {
 		t.Error(err)
 	}
 	big := make([]byte, 5<<20)
 	binary.BigEndian.PutUint32(big, uint32(len(big)-4))
 	big[len(big)-1] = 7
-	if got, err := readFrame(bytes.NewReader(big), 1, 8<<20); err != nil || !bytes.Equal(got, big) {
+	if got, err := readFrame(reader(big), 1, 8<<20, 1<<20); err != nil || !bytes.Equal(got, big) {
 		t.Fatal(len(got), err)
 	}
 	// A promise of 1 GiB behind which nothing comes must not take 1 GiB.
 	if n := testing.AllocsPerRun(1, func() {
-		_, _ = readFrame(io.MultiReader(bytes.NewReader([]byte{0x40, 0, 0, 0}), bytes.NewReader(make([]byte, 100))), 1, 1<<31-1)
+		_, _ = readFrame(reader(append([]byte{0x40, 0, 0, 0}, make([]byte, 100)...)), 1, 1<<31-1, 1<<20)
 	}); n > 20 {
 		t.Errorf("%v allocations", n)
 	}
@@ -163,13 +167,18 @@ func TestSilent(t *testing.T) {
 				req := kmsg.NewPtrProduceRequest()
 				req.Version, req.Acks, req.TransactionID = version, acks, txn
 				frame := wire.AppendRequest(nil, 1, "me", req)
-				if got := silent(parseHead(frame[4:]), frame[4:]); got != (acks == 0) {
+				if got, sure := silent(parseHead(frame[4:]), frame[4:]); got != (acks == 0) || !sure {
 					t.Errorf("v%d acks %d: %v", version, acks, got)
+				}
+				for n := range len(frame) - 4 { // a part either tells the same or that it is not enough
+					if got, sure := silent(parseHead(frame[4:]), frame[4:4+n]); sure && got != (acks == 0) || !sure && got {
+						t.Errorf("v%d acks %d, %d bytes: %v", version, acks, n, got)
+					}
 				}
 			}
 		}
 	}
-	if silent(head{key: keyFetch}, nil) || silent(head{key: keyProduce, version: 9}, []byte{0, 0}) {
+	if quiet, _ := silent(head{key: keyProduce, version: 9}, []byte{0, 0}); quiet {
 		t.Error("what is no Produce is silent")
 	}
 }
@@ -466,4 +475,65 @@ func TestTrim(t *testing.T) {
 			t.Errorf("%+v: %d", c, got)
 		}
 	}
+}
+
+// passed is what passFetch makes of a frame.
+func passed(frame []byte, version int16) ([]byte, error) {
+	near, far := net.Pipe()
+	c := &conn{down: near}
+	out := make(chan []byte, 1)
+	go func() {
+		b, _ := io.ReadAll(far)
+		out <- b
+	}()
+	err := c.passFetch(reader(frame), len(frame), version)
+	near.Close()
+	return <-out, err
+}
+
+// TestFetchesPassAsTheyAre: of an answer that passes, one byte changes at most, and with it the addresses are gone.
+func TestFetchesPassAsTheyAre(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		version := int16(rapid.IntRange(12, maxFetchVersion).Draw(t, "version"))
+		resp := drawResponse(t, version)
+		if rapid.Bool().Draw(t, "later") {
+			resp.UnknownTags.Set(99, []byte("later"))
+		}
+		frame := wire.AppendResponse(nil, 7, resp)
+		out, err := passed(frame, version)
+		if err != nil || len(out) != len(frame) {
+			t.Fatalf("%d bytes of %d, %v", len(out), len(frame), err)
+		}
+		got, err := parseFetchResponse(out[4:], version)
+		if err != nil || len(got.Brokers) > 0 {
+			t.Fatalf("%+v, %v", got, err)
+		}
+		changed := 0
+		for i := range out {
+			if out[i] != frame[i] {
+				changed++
+			}
+		}
+		if want := len(resp.Brokers); changed != want {
+			t.Fatalf("%d bytes changed, with %d brokers", changed, want)
+		}
+		cut := rapid.IntRange(0, len(frame)-1).Draw(t, "cut")
+		if _, err := passed(frame[:cut], version); err == nil {
+			t.Fatalf("%d bytes of %d are an answer", cut, len(frame))
+		}
+	})
+}
+
+// FuzzPassFetch: whatever a broker sends, an end is found.
+func FuzzPassFetch(f *testing.F) {
+	resp := kmsg.NewPtrFetchResponse()
+	resp.Version = 18
+	resp.Topics = []kmsg.FetchResponseTopic{{Partitions: []kmsg.FetchResponseTopicPartition{{RecordBatches: []byte("records")}}}}
+	f.Add(wire.AppendResponse(nil, 7, resp), int16(18))
+	f.Fuzz(func(t *testing.T, frame []byte, version int16) {
+		out, err := passed(frame, version)
+		if err == nil && len(out) != len(frame) {
+			t.Fatalf("%d bytes of %d without an error", len(out), len(frame))
+		}
+	})
 }

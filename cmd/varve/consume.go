@@ -17,6 +17,8 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
 	"golang.org/x/term"
+
+	"github.com/varve-io/varve/direct"
 )
 
 // consumeFlags are the choices of consume.
@@ -76,7 +78,7 @@ func consume(cmd *cobra.Command, c *connection, topic string, o *consumeFlags) e
 		opts = append(opts, kgo.FetchIsolationLevel(kgo.ReadCommitted()))
 	}
 	if o.direct {
-		transport, err := o.store.transport()
+		transport, err := o.store.transport(direct.Config{})
 		if err != nil {
 			return err
 		}

@@ -9,8 +9,8 @@ import (
 	"github.com/varve-io/varve/direct/objectstore"
 )
 
-// transport makes the transport of direct reads; nil where none is asked for.
-func (s *storeFlags) transport() (*direct.Transport, error) {
+// transport makes the transport of direct reads. cfg is what else it shall have.
+func (s *storeFlags) transport(cfg direct.Config) (*direct.Transport, error) {
 	o := objectstore.Options{AccessKey: s.access, SecretKey: s.secret, Keys: map[string][]byte{}, Grants: s.grants}
 	for _, pair := range s.pairs {
 		id, file, ok := strings.Cut(pair, "=")
@@ -27,7 +27,8 @@ func (s *storeFlags) transport() (*direct.Transport, error) {
 	if err != nil {
 		return nil, usageError{fmt.Errorf("--bucket: %w", err)}
 	}
-	return direct.New(direct.Config{Enabled: true, Fetcher: f})
+	cfg.Enabled, cfg.Fetcher = true, f
+	return direct.New(cfg)
 }
 
 // tell says where the records came from.

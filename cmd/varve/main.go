@@ -49,7 +49,7 @@ func root() *cobra.Command {
 		SilenceErrors: true,
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return usageError{err} })
-	cmd.AddCommand(serverCommand(), clusterCommand(), brokerCommand(), quorumCommand(), topicCommand(), groupCommand(), txnCommand(), tierCommand(), produceCommand(), consumeCommand(), verifyCommand(), dumpCommand(), benchCommand(), versionCommand())
+	cmd.AddCommand(serverCommand(), clusterCommand(), gatewayCommand(), brokerCommand(), quorumCommand(), topicCommand(), groupCommand(), txnCommand(), tierCommand(), bucketCommand(), produceCommand(), consumeCommand(), verifyCommand(), dumpCommand(), benchCommand(), versionCommand())
 	return cmd
 }
 

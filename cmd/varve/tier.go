@@ -292,8 +292,13 @@ type storeFlags struct {
 }
 
 func (s *storeFlags) add(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&s.url, "bucket", "varve-data/bucket", "object store: a folder, or s3://BUCKET/PREFIX?endpoint=URL")
+	s.addAccess(cmd)
+}
+
+// addAccess adds the flags beside the URL.
+func (s *storeFlags) addAccess(cmd *cobra.Command) {
 	f := cmd.Flags()
-	f.StringVar(&s.url, "bucket", "varve-data/bucket", "object store: a folder, or s3://BUCKET/PREFIX?endpoint=URL")
 	f.StringVar(&s.prefix, "key-prefix", "", "what object keys begin with (rsm.config.key.prefix)")
 	f.StringVar(&s.access, "access-key", "", "S3 access key; empty takes the environment or the credentials file")
 	f.StringVar(&s.secret, "secret-key", "", "S3 secret key")

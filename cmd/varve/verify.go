@@ -12,6 +12,8 @@ import (
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+
+	"github.com/varve-io/varve/direct"
 )
 
 func verifyCommand() *cobra.Command {
@@ -37,7 +39,7 @@ value and headers. Exit code 1 if anything differs.`,
 func verify(cmd *cobra.Command, c *connection, store *storeFlags, topic string, committed bool) error {
 	ctx, cancel := context.WithCancelCause(cmd.Context())
 	defer cancel(nil)
-	transport, err := store.transport()
+	transport, err := store.transport(direct.Config{})
 	if err != nil {
 		return err
 	}

@@ -55,10 +55,10 @@ type Fetcher struct {
 var _ direct.Fetcher = (*Fetcher)(nil)
 
 // Open opens a bucket by its URL: a path or file:///path for a directory, or s3://bucket/prefix?endpoint=…&region=…&path-style=…
-// Keys of objects are taken from the broker as they are, so the URL is the broker's. Nothing is retried here: a failed read
+// A directory must be there. Keys of objects are taken from the broker as they are, so the URL is the broker's. Nothing is retried here: a failed read
 // goes to the broker at once.
 func Open(url string, o Options) (*Fetcher, error) {
-	b, err := bucket.Open(url, bucket.Options{AccessKey: o.AccessKey, SecretKey: o.SecretKey, SessionToken: o.SessionToken, NoRetry: true, Logger: o.Logger})
+	b, err := bucket.Open(url, bucket.Options{AccessKey: o.AccessKey, SecretKey: o.SecretKey, SessionToken: o.SessionToken, NoRetry: true, ReadOnly: true, Logger: o.Logger})
 	if err != nil {
 		return nil, err
 	}

@@ -10,6 +10,8 @@ import (
 	"errors"
 	"io"
 	mathrand "math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
 	"testing"
 
@@ -187,5 +189,16 @@ func TestProperties(t *testing.T) {
 	p["remote.storage.fetcher.class"] = "s3"
 	if _, err := direct.ParseProperties(p, Registry(Options{})); err == nil {
 		t.Error("a directory was taken for S3")
+	}
+}
+
+// A Fetcher only reads: a directory that is not there is an error, and stays away.
+func TestOpenMakesNoDirectory(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "typo")
+	if _, err := Open(dir, Options{}); err == nil {
+		t.Error("opened")
+	}
+	if _, err := os.Stat(dir); err == nil {
+		t.Error("a folder was made")
 	}
 }

@@ -22,6 +22,8 @@ type Options struct {
 	// Retry bounds retries; NoRetry turns them off.
 	Retry   objstore.RetryPolicy
 	NoRetry bool
+	// ReadOnly wants a directory to be there already and creates nothing in it. Other stores are told by their credentials.
+	ReadOnly bool
 	// Metrics counts every attempt, where set.
 	Metrics *objstore.Metrics
 	Logger  *slog.Logger
@@ -59,7 +61,7 @@ func driver(rawURL string, o Options) (objstore.Bucket, error) {
 		if rawURL == "" {
 			return nil, fmt.Errorf("bucket URL: empty")
 		}
-		return objstore.NewDir(rawURL)
+		return directory(rawURL, o)
 	}
 	u, err := url.Parse(rawURL)
 	if err != nil {
@@ -70,11 +72,18 @@ func driver(rawURL string, o Options) (objstore.Bucket, error) {
 		if u.Host != "" && u.Host != "localhost" || u.Path == "" {
 			return nil, fmt.Errorf("bucket URL %q: want file:///path", u.Redacted())
 		}
-		return objstore.NewDir(u.Path)
+		return directory(u.Path, o)
 	case "s3":
 		return openS3(u, o)
 	}
 	return nil, fmt.Errorf("bucket URL %q: scheme %q is not file, mem or s3", u.Redacted(), u.Scheme)
+}
+
+func directory(path string, o Options) (objstore.Bucket, error) {
+	if o.ReadOnly {
+		return objstore.OpenDir(path)
+	}
+	return objstore.NewDir(path)
 }
 
 func openS3(u *url.URL, o Options) (objstore.Bucket, error) {

@@ -1,5 +1,5 @@
-// Package debughttp serves what an operator looks at: /metrics for Prometheus, /live and /ready for whatever restarts or
-// routes, and on request pprof. It listens on an address of its own and knows nothing of Kafka.
+// Package debughttp serves what an operator looks at: /metrics for Prometheus, /live and /ready (also /healthz and /readyz) for
+// whatever restarts or routes, and on request pprof. It listens on an address of its own and knows nothing of Kafka.
 package debughttp
 
 import (
@@ -26,14 +26,20 @@ type Options struct {
 func Serve(ctx context.Context, ln net.Listener, o Options) error {
 	mux := http.NewServeMux()
 	mux.Handle("GET /metrics", promhttp.HandlerFor(o.Registry, promhttp.HandlerOpts{Registry: o.Registry}))
-	mux.HandleFunc("GET /live", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "live") })
-	mux.HandleFunc("GET /ready", func(w http.ResponseWriter, _ *http.Request) {
+	live := func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "live") }
+	ready := func(w http.ResponseWriter, _ *http.Request) {
 		if err := o.Ready(); err != nil {
 			http.Error(w, "not ready: "+err.Error(), http.StatusServiceUnavailable)
 			return
 		}
 		fmt.Fprintln(w, "ready")
-	})
+	}
+	for _, name := range []string{"/live", "/healthz"} {
+		mux.HandleFunc("GET "+name, live)
+	}
+	for _, name := range []string{"/ready", "/readyz"} {
+		mux.HandleFunc("GET "+name, ready)
+	}
 	if o.Pprof {
 		mux.HandleFunc("/debug/pprof/", pprof.Index)
 		mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)

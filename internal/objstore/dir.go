@@ -36,6 +36,20 @@ func NewDir(path string) (*Dir, error) {
 	return &Dir{root: abs}, nil
 }
 
+// OpenDir returns the bucket in path, which must be there, for reading: nothing is created, not even a folder for Put, which fails.
+func OpenDir(path string) (*Dir, error) {
+	abs, err := filepath.Abs(path)
+	if err != nil {
+		return nil, fmt.Errorf("bucket directory %q: %w", path, err)
+	}
+	if info, err := os.Stat(abs); err != nil {
+		return nil, fmt.Errorf("bucket directory: %w", err)
+	} else if !info.IsDir() {
+		return nil, fmt.Errorf("bucket directory: %s is a file", abs)
+	}
+	return &Dir{root: abs}, nil
+}
+
 // String is the file URL of the directory.
 func (d *Dir) String() string { return "file://" + d.root }
 

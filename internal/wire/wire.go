@@ -54,30 +54,31 @@ func ParseHeader(frame []byte, flexible func(key, version int16) bool) (Header, 
 	if !flexible(h.Key, h.Version) {
 		return h, rest, nil
 	}
-	rest, err := skipTags(rest)
-	return h, rest, err
+	n, err := Tags(rest)
+	return h, rest[n:], err
 }
 
 var errHeaderTags = fmt.Errorf("%w: tagged fields of the header", ErrMalformed)
 
-func skipTags(b []byte) ([]byte, error) {
-	count, n := binary.Uvarint(b)
-	if n <= 0 {
-		return nil, errHeaderTags
+// Tags returns how many bytes the tagged fields at the start of b take.
+func Tags(b []byte) (int, error) {
+	count, at := binary.Uvarint(b)
+	if at <= 0 {
+		return 0, errHeaderTags
 	}
-	b = b[n:]
 	for ; count > 0; count-- {
-		if _, n = binary.Uvarint(b); n <= 0 {
-			return nil, errHeaderTags
+		_, n := binary.Uvarint(b[at:])
+		if n <= 0 {
+			return 0, errHeaderTags
 		}
-		b = b[n:]
-		size, n := binary.Uvarint(b)
-		if n <= 0 || size > uint64(len(b)-n) {
-			return nil, errHeaderTags
+		at += n
+		size, n := binary.Uvarint(b[at:])
+		if n <= 0 || size > uint64(len(b)-at-n) {
+			return 0, errHeaderTags
 		}
-		b = b[n+int(size):]
+		at += n + int(size)
 	}
-	return b, nil
+	return at, nil
 }
 
 // AppendRequest frames a request.

@@ -112,10 +112,9 @@ func (b *broker) ready(t *testing.T, nodes int) {
 	})
 }
 
-// run starts a command of the binary and waits until every address is served.
+// run starts one or several brokers and waits until every address is served.
 func (b *broker) run(t *testing.T, command, settings []string) {
 	t.Helper()
-	args := append([]string{"-c", `"$@" </dev/null & p=$!; cat >/dev/null; kill -TERM $p 2>/dev/null; wait $p`, "compat", binary}, command...)
 	given := map[string]bool{}
 	for _, s := range settings {
 		key, _, _ := strings.Cut(s, "=")
@@ -128,8 +127,15 @@ func (b *broker) run(t *testing.T, command, settings []string) {
 		}
 	}
 	for _, s := range settings {
-		args = append(args, "--set", s)
+		command = append(command, "--set", s)
 	}
+	b.process(t, command)
+}
+
+// process runs the binary with arguments and waits until every address is served.
+func (b *broker) process(t *testing.T, command []string) {
+	t.Helper()
+	args := append([]string{"-c", `"$@" </dev/null & p=$!; cat >/dev/null; kill -TERM $p 2>/dev/null; wait $p`, "compat", binary}, command...)
 	cmd := exec.Command("bash", args...)
 	output := filepath.Join(t.TempDir(), "server.log")
 	out, err := os.Create(output)

@@ -32,14 +32,24 @@ func kafkaTools(t *testing.T, addr string) tools {
 // peer starts an Apache Kafka beside Varve until the end of the test: where it is, its folder, and the command that stops it sooner.
 func (k tools) peer(t *testing.T) (peer *broker, home string, stop []string) {
 	t.Helper()
-	home, port := t.TempDir(), freePorts(t, 1)
+	return k.peerAt(t, freePorts(t, 1))
+}
+
+// peerAt is peer on a port, and the next for its controller. Settings are KEY=VALUE.
+func (k tools) peerAt(t *testing.T, port int, settings ...string) (peer *broker, home string, stop []string) {
+	t.Helper()
+	home = t.TempDir()
 	stop = []string{k.path, "stop", "--dir", home}
 	t.Cleanup(func() {
 		if _, errs, err := (command{}).try(t, stop...); err != nil {
 			t.Errorf("stopping Kafka: %v\n%s", err, errs)
 		}
 	})
-	command{limit: 2 * time.Minute}.run(t, k.path, "start", "--dir", home, "--port", fmt.Sprint(port), "--heap", "400m")
+	args := []string{k.path, "start", "--dir", home, "--port", fmt.Sprint(port), "--heap", "400m"}
+	for _, s := range settings {
+		args = append(args, "--set", s)
+	}
+	command{limit: 2 * time.Minute}.run(t, args...)
 	return &broker{addr: fmt.Sprintf("127.0.0.1:%d", port)}, home, stop
 }
 

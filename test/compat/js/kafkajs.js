@@ -1,7 +1,7 @@
-// kafkajs against a broker: kafkajs.js BOOTSTRAP TOPIC write|read|admin
+// kafkajs against a broker: kafkajs.js BOOTSTRAP TOPIC write|read|admin|print [COUNT GROUP]
 const { Kafka, CompressionTypes, logLevel } = require('kafkajs')
 
-const [bootstrap, topic, step] = process.argv.slice(2)
+const [bootstrap, topic, step, count, group] = process.argv.slice(2)
 const COUNT = 900
 const kafka = new Kafka({ clientId: 'compat', brokers: [bootstrap], logLevel: logLevel.ERROR })
 const value = (i) => `value ${String(i).padStart(6, '0')} ${'x'.repeat(48)}`
@@ -73,7 +73,29 @@ async function admin() {
   await a.disconnect()
 }
 
-const steps = { write, read, admin }
+// Prints partition, offset and value of the first records that are committed.
+async function print() {
+  const consumer = kafka.consumer({ groupId: group })
+  await consumer.connect()
+  await consumer.subscribe({ topics: [topic], fromBeginning: true })
+  const lines = []
+  await new Promise((resolve, reject) => {
+    const timer = setTimeout(() => reject(new Error(`${lines.length} of ${count} records`)), 40000)
+    consumer.on(consumer.events.CRASH, (e) => reject(e.payload.error))
+    consumer.run({
+      eachMessage: async ({ partition, message }) => {
+        if (lines.push(`${partition} ${message.offset} ${message.value}`) === Number(count)) {
+          clearTimeout(timer)
+          resolve()
+        }
+      },
+    })
+  })
+  console.log(lines.join('\n'))
+  await consumer.disconnect()
+}
+
+const steps = { write, read, admin, print }
 steps[step]().catch((e) => {
   console.error(`kafkajs: ${e.stack}`)
   process.exit(1)

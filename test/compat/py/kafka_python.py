@@ -1,10 +1,11 @@
-"""kafka-python against a broker: kafka_python.py BOOTSTRAP TOPIC write|read|admin"""
+"""kafka-python against a broker: kafka_python.py BOOTSTRAP TOPIC write|read|admin|print [COUNT]"""
+import os
 import sys
 
 from kafka import KafkaAdminClient, KafkaConsumer, KafkaProducer, TopicPartition
 from kafka.admin import ConfigResource, ConfigResourceType, NewTopic
 
-bootstrap, topic, step = sys.argv[1:]
+bootstrap, topic, step = sys.argv[1:4]
 COUNT = 900
 
 
@@ -71,4 +72,22 @@ def admin():
     a.close()
 
 
-{"write": write, "read": read, "admin": admin}[step]()
+def show():
+    """Prints partition, offset and value of the first records. SASL=USER:PASSWORD in the environment authenticates."""
+    left = int(sys.argv[4])
+    sasl = {}
+    if "SASL" in os.environ:
+        user, password = os.environ["SASL"].split(":")
+        sasl = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "PLAIN", "sasl_plain_username": user, "sasl_plain_password": password}
+    consumer = KafkaConsumer(bootstrap_servers=bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=20000, **sasl)
+    consumer.assign([TopicPartition(topic, p) for p in sorted(consumer.partitions_for_topic(topic))])
+    for r in consumer:
+        print(r.partition, r.offset, r.value.decode())
+        left -= 1
+        if left == 0:
+            break
+    must(left == 0, "%d records are missing" % left)
+    consumer.close()
+
+
+{"write": write, "read": read, "admin": admin, "print": show}[step]()
