@@ -255,7 +255,7 @@ func transactional(id string) []kgo.Opt {
 func consume(t *testing.T, want [][]string, topic, group string, client func(...kgo.Opt) *kgo.Client, opts ...kgo.Opt) {
 	t.Helper()
 	cl := client(append([]kgo.Opt{kgo.ConsumerGroup(group), kgo.ConsumeTopics(topic), kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()),
-		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.FetchMaxPartitionBytes(100_000)}, opts...)...)
+		kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.FetchMaxPartitionBytes(100_000), kgo.FetchMaxWait(500 * time.Millisecond)}, opts...)...)
 	got, n := make([][]string, len(want)), 0
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
