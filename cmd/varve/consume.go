@@ -60,7 +60,7 @@ whatever goes wrong with that falls back to the broker.
 	f.BoolVar(&o.committed, "committed", false, "only records of committed transactions (read_committed)")
 	f.BoolVar(&o.direct, "direct", false, "read tiered records from the bucket")
 	o.store.add(cmd)
-	o.store.addGrants(cmd)
+	o.store.addReads(cmd)
 	return cmd
 }
 

@@ -6,11 +6,46 @@ import (
 	"strings"
 
 	"github.com/varve-io/varve/direct"
+	"github.com/varve-io/varve/direct/fetcherplugin"
 	"github.com/varve-io/varve/direct/objectstore"
 )
 
+// bucketReads is a transport with what it reads through.
+type bucketReads struct {
+	*direct.Transport
+	plugin *fetcherplugin.Fetcher // nil without --fetcher
+}
+
+// Close ends the transport, then the plug-in.
+func (r *bucketReads) Close() {
+	r.Transport.Close()
+	if r.plugin != nil {
+		r.plugin.Close()
+	}
+}
+
 // transport makes the transport of direct reads. cfg is what else it shall have.
-func (s *storeFlags) transport(cfg direct.Config) (*direct.Transport, error) {
+func (s *storeFlags) transport(cfg direct.Config) (*bucketReads, error) {
+	cfg.Enabled = true
+	r := &bucketReads{}
+	var err error
+	if s.fetcher != "" {
+		properties := map[string]string{"remote.storage.fetcher.class.path": s.fetcher, "varve.remote.bucket.url": s.url}
+		if r.plugin, err = fetcherplugin.New(fetcherplugin.Options{Path: s.fetcher, Properties: properties, Logger: cfg.Logger}); err != nil {
+			return nil, fmt.Errorf("--fetcher: %w", err)
+		}
+		cfg.Fetcher = r.plugin
+	} else if cfg.Fetcher, err = s.objects(); err != nil {
+		return nil, err
+	}
+	if r.Transport, err = direct.New(cfg); err != nil && r.plugin != nil {
+		r.plugin.Close()
+	}
+	return r, err
+}
+
+// objects reads the bucket itself.
+func (s *storeFlags) objects() (*objectstore.Fetcher, error) {
 	o := objectstore.Options{AccessKey: s.access, SecretKey: s.secret, Keys: map[string][]byte{}, Grants: s.grants}
 	for _, pair := range s.pairs {
 		id, file, ok := strings.Cut(pair, "=")
@@ -27,8 +62,7 @@ func (s *storeFlags) transport(cfg direct.Config) (*direct.Transport, error) {
 	if err != nil {
 		return nil, usageError{fmt.Errorf("--bucket: %w", err)}
 	}
-	cfg.Enabled, cfg.Fetcher = true, f
-	return direct.New(cfg)
+	return f, nil
 }
 
 // tell says where the records came from.

@@ -70,6 +70,7 @@ SIGTERM stops accepting and lets requests under way finish, up to --drain-timeou
 	f.DurationVar(&o.drain, "drain-timeout", 30*time.Second, "how long requests under way may take after SIGTERM")
 	f.StringVar(&o.logging, "log-level", "info", "debug, info, warn or error")
 	o.store.add(cmd)
+	o.store.addReads(cmd)
 	bucket := f.Lookup("bucket")
 	o.store.url, bucket.DefValue = "", ""
 	return cmd
@@ -80,15 +81,17 @@ func runGateway(ctx context.Context, c *connection, o *gatewayFlags) error {
 	if err != nil {
 		return usageError{err}
 	}
-	if o.store.url == "" {
-		cfg.Transport, err = direct.New(transport)
+	reads := &bucketReads{}
+	if o.store.url == "" && o.store.fetcher == "" {
+		reads.Transport, err = direct.New(transport)
 	} else {
-		cfg.Transport, err = o.store.transport(transport)
+		reads, err = o.store.transport(transport)
 	}
 	if err != nil {
 		return err
 	}
-	defer cfg.Transport.Close()
+	defer reads.Close()
+	cfg.Transport = reads.Transport
 	g := gateway.New(cfg)
 	listeners, err := g.Listen()
 	if err != nil {

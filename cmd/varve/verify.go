@@ -31,7 +31,7 @@ value and headers. Exit code 1 if anything differs.`,
 	}
 	c.flags(cmd)
 	store.add(cmd)
-	store.addGrants(cmd)
+	store.addReads(cmd)
 	cmd.Flags().BoolVar(&committed, "committed", false, "compare what a read_committed consumer sees")
 	return cmd
 }
