@@ -54,6 +54,7 @@ var Table = []Row{
 	{"internal/compact", Core, nil},
 	{"internal/segment", Mutex, nil},
 	{"internal/remoteformat", Core, []string{compress}},
+	{"internal/remotelog", Core, nil},
 	{"internal/tier", Core, nil},
 	{"internal/metadata", Core, []string{cbor}},
 	{"internal/quota", Mutex, nil},
