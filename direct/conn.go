@@ -62,7 +62,8 @@ type conn struct {
 
 	// Only the reader of requests uses these.
 	probed   bool
-	direct   bool
+	direct   bool // the broker gives locations
+	locates  bool // the Locator does, in its place
 	fetchMax int16
 }
 
@@ -327,7 +328,7 @@ func (c *conn) fetch(frame []byte, e *entry) (taken bool, err error) {
 		}
 		c.probed = true
 	}
-	if !c.direct || c.fetchMax < max(h.Version, directfetch.MinVersion) {
+	if !c.direct && !c.locates || c.fetchMax < max(h.Version, directfetch.MinVersion) {
 		return false, nil
 	}
 	if err := c.queue(e); err != nil {
@@ -366,5 +367,6 @@ func (c *conn) probe(clientID string) error {
 			c.fetchMax = k.MaxVersion
 		}
 	}
+	c.locates = !c.direct && c.t.cfg.Locator != nil
 	return nil
 }

@@ -19,6 +19,17 @@ func (j *job) askAhead(w *want, s *stream, now time.Time) {
 		return
 	}
 	s.ahead = true
+	hint := int64(w.req.PartitionMaxBytes)
+	if j.c.locates {
+		q := w.query()
+		q.Offset = next.next
+		j.c.jobs.Go(func() {
+			if resp, err := j.locateAhead(w.topic, *w.req, q); err == nil && resp != nil {
+				t.takeAhead(next, resp, hint)
+			}
+		})
+		return
+	}
 	req := kmsg.NewPtrFetchRequest()
 	*req = *j.req
 	req.Version = j.up
@@ -32,7 +43,6 @@ func (j *job) askAhead(w *want, s *stream, now time.Time) {
 	directfetch.Request(&p)
 	topic.Partitions = []kmsg.FetchRequestTopicPartition{p}
 	req.Topics = []kmsg.FetchRequestTopic{topic}
-	hint := int64(w.req.PartitionMaxBytes)
 	j.c.jobs.Go(func() {
 		frame, err := j.c.ask(j.c.ctx, j.h.ClientID, req)
 		if err != nil {
