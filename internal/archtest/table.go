@@ -63,6 +63,7 @@ var Table = []Row{
 	{"internal/wire", Core, []string{kmsg}},
 	{"direct", Public, []string{kmsg}},
 	{"direct/objectstore", Public, nil},
+	{"direct/kafkatier", Public, []string{kgo, kmsg, kerr}},
 	{"internal/log", Mutex, nil},
 	{"internal/tier/uploader", Shell, nil},
 	{"internal/tier/reader", Shell, nil},
