@@ -1,16 +1,98 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"strings"
 
+	"github.com/spf13/cobra"
+	"github.com/twmb/franz-go/pkg/kadm"
+
 	"github.com/varve-io/varve/direct"
+	"github.com/varve-io/varve/direct/kafkatier"
 	"github.com/varve-io/varve/direct/objectstore"
 )
 
-// transport makes the transport of direct reads; nil where none is asked for.
-func (s *storeFlags) transport() (*direct.Transport, error) {
+// layoutFlags say how the tier of a stock Apache Kafka is laid out; none is a Varve broker, which tells by itself.
+type layoutFlags struct {
+	layout, cluster string
+	entropy         int
+}
+
+func (l *layoutFlags) add(cmd *cobra.Command) {
+	f := cmd.Flags()
+	f.StringVar(&l.layout, "tier-layout", "", "direct reads from a stock Apache Kafka's tier: aiven, kafka-local or pinterest, below --key-prefix; empty is a Varve broker")
+	f.StringVar(&l.cluster, "tier-cluster", "", "id of the Kafka cluster, in keys of the layout pinterest")
+	f.IntVar(&l.entropy, "tier-entropy-bits", 0, "bits of entropy, in keys of the layout pinterest")
+}
+
+// open makes the layout; nil is none.
+func (l *layoutFlags) open(prefix string) (kafkatier.Layout, error) {
+	switch l.layout {
+	case "":
+		return nil, nil
+	case "aiven":
+		return kafkatier.Aiven(prefix), nil
+	case "kafka-local":
+		return kafkatier.KafkaLocal(prefix), nil
+	case "pinterest":
+		return kafkatier.Pinterest(kafkatier.PinterestOptions{Prefix: strings.Trim(prefix, "/"), Cluster: l.cluster, EntropyBits: l.entropy}), nil
+	}
+	return nil, usageError{fmt.Errorf("--tier-layout %q: want aiven, kafka-local or pinterest", l.layout)}
+}
+
+// offsets is where to begin. Below its log start a broker knows nothing, but the layout pinterest may.
+func (l *layoutFlags) offsets(ctx context.Context, adm *kadm.Client, w where, topic string) (kadm.ListedOffsets, []string, error) {
+	if l.layout != "pinterest" || w.kind != "offset" {
+		return w.offsets(ctx, adm, []string{topic})
+	}
+	starts, err := adm.ListStartOffsets(ctx, topic)
+	for _, p := range starts[topic] {
+		p.Offset = w.n
+		starts[topic][p.Partition] = p
+	}
+	return starts, nil, err
+}
+
+// transport makes the transport of direct reads, and what ends it.
+func (s *storeFlags) transport(l *layoutFlags, seeds []string) (*direct.Transport, func(), error) {
+	cfg, end, err := s.direct(l, seeds)
+	if err != nil {
+		return nil, nil, err
+	}
+	t, err := direct.New(cfg)
+	if err != nil {
+		end()
+		return nil, nil, err
+	}
+	return t, func() {
+		t.Close()
+		end()
+	}, nil
+}
+
+// direct is the configuration of direct reads, and what ends it when its transport has ended.
+func (s *storeFlags) direct(l *layoutFlags, seeds []string) (direct.Config, func(), error) {
+	f, err := s.fetcher()
+	if err != nil {
+		return direct.Config{}, nil, err
+	}
+	cfg := direct.Config{Enabled: true, Fetcher: f}
+	layout, err := l.open(s.prefix)
+	if layout == nil || err != nil {
+		return cfg, func() {}, err
+	}
+	locator, err := kafkatier.Open(f, kafkatier.Options{Seeds: seeds, Layout: layout})
+	if err != nil {
+		return direct.Config{}, nil, usageError{fmt.Errorf("--tier-layout %s: %w", l.layout, err)}
+	}
+	cfg.Locator = locator
+	return cfg, locator.Close, nil
+}
+
+// fetcher reads the bucket.
+func (s *storeFlags) fetcher() (*objectstore.Fetcher, error) {
 	o := objectstore.Options{AccessKey: s.access, SecretKey: s.secret, Keys: map[string][]byte{}}
 	for _, pair := range s.pairs {
 		id, file, ok := strings.Cut(pair, "=")
@@ -27,7 +109,7 @@ func (s *storeFlags) transport() (*direct.Transport, error) {
 	if err != nil {
 		return nil, usageError{fmt.Errorf("--bucket: %w", err)}
 	}
-	return direct.New(direct.Config{Enabled: true, Fetcher: f})
+	return f, nil
 }
 
 // tell says where the records came from.
