@@ -17,6 +17,7 @@ type ahead struct {
 	streams map[streamKey]*stream
 	byPart  map[partKey][]*stream
 	holds   map[partKey]hold
+	finding map[streamKey]*found // questions to the Locator
 	breaker breaker
 	used    int64     // bytes of buffers
 	hungry  []*stream // wait for memory, first come first served
@@ -245,15 +246,13 @@ func (t *Transport) fetch(ctx context.Context, f *flight) (err error) {
 	timer := time.AfterFunc(t.cfg.ConnectTimeout, func() { cancel(ErrConnectTimeout) })
 	defer timer.Stop()
 	defer func() {
-		if p := recover(); p != nil {
-			err = fmt.Errorf("%w: %v", errPanic, p)
-		}
 		if err != nil && ctx.Err() != nil {
 			if c := context.Cause(ctx); !errors.Is(err, c) {
 				err = fmt.Errorf("%w: %w", c, err)
 			}
 		}
 	}()
+	defer guard(&err)
 	body, err := t.cfg.Fetcher.FetchLogSegment(ctx, f.segment, f.start, f.end)
 	if err != nil {
 		return err
@@ -273,6 +272,13 @@ func (t *Transport) fetch(ctx context.Context, f *flight) (err error) {
 		return fmt.Errorf("%d of %d bytes from %d: %w", n, len(f.chunk.b), f.start, err)
 	}
 	return nil
+}
+
+// guard makes a panic of foreign code an error.
+func guard(err *error) {
+	if p := recover(); p != nil {
+		*err = fmt.Errorf("%w: %v", errPanic, p)
+	}
 }
 
 // splitReady splits the ranges that are next in order, without the mutex while it does so.
@@ -357,6 +363,11 @@ func (t *Transport) sweep(now time.Time) {
 	for key, h := range t.ahead.holds {
 		if !now.Before(h.until) {
 			delete(t.ahead.holds, key)
+		}
+	}
+	for key, f := range t.ahead.finding {
+		if f.stale(now) {
+			delete(t.ahead.finding, key)
 		}
 	}
 	if len(t.ahead.streams) == 0 {

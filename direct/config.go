@@ -19,6 +19,9 @@ type Config struct {
 	Enabled bool
 	// Fetcher reads the object store (remote.storage.fetcher.class).
 	Fetcher Fetcher
+	// Locator finds tiered batches for brokers that do not announce the feature, such as Apache Kafka's; nil leaves those
+	// alone. A Transport with a Locator serves one cluster, the Locator's.
+	Locator Locator
 	// ConnectTimeout bounds the time until a Fetcher has opened a range (fetch.remote.connect.timeout.ms; 1 s),
 	// ReadTimeout the time in which its bytes arrive (fetch.remote.read.timeout.ms; 5 s).
 	ConnectTimeout, ReadTimeout time.Duration

@@ -84,7 +84,8 @@ type conn struct {
 
 	// Only the reader of requests uses these.
 	probed   bool
-	direct   bool
+	direct   bool // the broker gives locations
+	locates  bool // the Locator does, in its place
 	fetchMax int16
 	tokens   int // SASL tokens without headers that are to come
 }
@@ -249,7 +250,7 @@ func (c *conn) request(in *bufio.Reader, size int, h head) error {
 	var frame []byte // the whole of it, where that is needed
 	var err error
 	switch {
-	case h.key == keyFetch && h.version >= 4 && h.version <= maxFetchVersion && c.t.active && (c.direct || !c.probed):
+	case h.key == keyFetch && h.version >= 4 && h.version <= maxFetchVersion && c.t.active && (c.direct || c.locates || !c.probed):
 		if frame, err = readFrame(in, 8, c.t.cfg.MaxFrameBytes, trustClient); err != nil {
 			return err
 		}
@@ -578,7 +579,7 @@ func (c *conn) fetch(frame []byte, e *entry) (taken bool, err error) {
 		}
 		c.probed = true
 	}
-	if !c.direct || c.fetchMax < max(h.Version, directfetch.MinVersion) {
+	if !c.direct && !c.locates || c.fetchMax < max(h.Version, directfetch.MinVersion) {
 		return false, nil
 	}
 	if err := c.queue(e); err != nil {
@@ -617,5 +618,6 @@ func (c *conn) probe(clientID string) error {
 			c.fetchMax = k.MaxVersion
 		}
 	}
+	c.locates = !c.direct && c.t.cfg.Locator != nil
 	return nil
 }

@@ -13,7 +13,8 @@
 //   - Whatever fails (the store, the object, the broker's word about it) is a fallback: the broker itself is asked for
 //     the same offset. Failures that repeat make direct reads rest for a while.
 //   - A slow object delays no other partition, and memory for read-ahead is bounded by Config.MemoryBytes.
-//   - Without a Fetcher, with Enabled false, or with a broker that does not announce the feature, nothing is changed.
+//   - Without a Fetcher, with Enabled false, or with a broker that does not announce the feature and no Locator that knows its
+//     tier, nothing is changed.
 //
 // All connections that a Transport dials share its read-ahead. Serve puts it behind a listener instead. A Transport and its connections may be used concurrently.
 // docs/direct-fetch.md is the protocol.

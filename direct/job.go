@@ -19,6 +19,9 @@ const (
 	refreshPause = 100 * time.Millisecond
 	// errSessionNotFound is Kafka's FETCH_SESSION_ID_NOT_FOUND: there are no sessions here.
 	errSessionNotFound = 70
+	// OFFSET_OUT_OF_RANGE and OFFSET_NOT_AVAILABLE, where a replica's log ends before the offset.
+	errOffsetOutOfRange   = 1
+	errOffsetNotAvailable = 78
 )
 
 // want is one partition of a client's Fetch and what is known about it so far.
@@ -33,6 +36,8 @@ type want struct {
 	act    action
 	stale  bool // marks should be refreshed
 	answer *kmsg.FetchResponseTopicPartition
+	found  *found // the question to the Locator, and its answer until it was used
+	local  bool   // the Locator said that the broker is to be asked
 }
 
 // settled reports whether the broker's answer is what the client gets.
@@ -119,18 +124,21 @@ func (j *job) look() (enough bool, asks []*want, wait time.Duration) {
 			continue
 		}
 		j.plan(w, now)
+		due := w.stream != nil && w.stale && now.Sub(w.asked) >= max(j.t.cfg.MarksMaxAge, refreshPause)
+		pending := j.c.locates && j.consult(w, due, now)
 		switch {
 		case w.act == actServe:
 			size += w.stream.size(int(w.req.PartitionMaxBytes))
 			enough = enough || w.stream.done || w.stream.failed != "" // it will not become more
-		case w.act == actWait:
+		case w.act == actWait, w.act == actTag && pending:
 			waiting = true
 		case w.answer == nil:
 			asks = append(asks, w)
 		default:
 			idle = append(idle, w)
 		}
-		if w.stream != nil && w.stale && now.Sub(w.asked) >= max(j.t.cfg.MarksMaxAge, refreshPause) {
+		// A Locator that is slow does not make the marks older than twice as old as they may be.
+		if due && (!pending || now.Sub(w.stream.marks.at) >= 2*j.t.cfg.MarksMaxAge) {
 			asks = append(asks, w)
 		}
 	}
@@ -158,7 +166,7 @@ func (j *job) plan(w *want, now time.Time) {
 	if w.stream != nil && w.stream.dropped {
 		w.stream = nil
 	}
-	v := view{epoch: w.req.CurrentLeaderEpoch, capable: w.req.FetchOffset >= 0, plain: w.plain,
+	v := view{epoch: w.req.CurrentLeaderEpoch, capable: w.req.FetchOffset >= 0 && !w.local, plain: w.plain,
 		resting: t.ahead.breaker.resting(now), held: t.held(w.key.partKey, w.req.FetchOffset, now)}
 	if w.stream != nil {
 		v.stream = w.stream.view()
@@ -202,6 +210,15 @@ func (j *job) letGo() {
 
 // forward asks the broker about some partitions, in the client's name, and takes its answer in.
 func (j *job) forward(asks []*want, wait time.Duration, enough bool) error {
+	if j.c.locates {
+		located, left := j.hear(asks)
+		if len(located) > 0 {
+			return j.atEnd(located) // the others come next, and how long they may wait depends on these
+		}
+		if asks = left; len(asks) == 0 {
+			return nil
+		}
+	}
 	req := kmsg.NewPtrFetchRequest()
 	*req = *j.req
 	req.Version = j.up
@@ -224,7 +241,7 @@ func (j *job) forward(asks []*want, wait time.Duration, enough bool) error {
 		p := *w.req
 		p.UnknownTags = kmsg.Tags{}
 		w.req.UnknownTags.Each(func(tag uint32, value []byte) { p.UnknownTags.Set(tag, value) })
-		if w.act != actPlain {
+		if w.act != actPlain && j.c.direct {
 			directfetch.Request(&p)
 			tags = true
 		}
@@ -237,12 +254,24 @@ func (j *job) forward(asks []*want, wait time.Duration, enough bool) error {
 	if tags {
 		directfetch.SetFormats(req, j.t.formats)
 	}
-	j.c.report(req)
+	return j.exchange(req, byKey, j.take)
+}
+
+// askBroker sends a Fetch on the client's connection.
+func (j *job) askBroker(req *kmsg.FetchRequest) (*kmsg.FetchResponse, error) {
+	if j.c.direct {
+		j.c.report(req)
+	}
 	frame, err := j.c.ask(j.c.ctx, j.h.ClientID, req)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	resp, err := parseFetchResponse(frame[4:], j.up)
+	return parseFetchResponse(frame[4:], j.up)
+}
+
+// exchange asks the broker and calls take, with the mutex, for each partition of the answer that was asked about.
+func (j *job) exchange(req *kmsg.FetchRequest, byKey map[partKey]*want, take func(*want, *kmsg.FetchResponseTopicPartition, time.Time)) error {
+	resp, err := j.askBroker(req)
 	if err != nil {
 		return err
 	}
@@ -260,7 +289,7 @@ func (j *job) forward(asks []*want, wait time.Duration, enough bool) error {
 		for k := range t.Partitions {
 			p := &t.Partitions[k]
 			if w := byKey[partKey{j.c.owner, j.c.address, t.Topic, t.TopicID, p.Partition}]; w != nil {
-				j.take(w, p, now)
+				take(w, p, now)
 				delete(byKey, w.key.partKey)
 			}
 		}

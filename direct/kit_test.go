@@ -14,6 +14,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/varve-io/varve/direct"
 	"github.com/varve-io/varve/internal/directfetch"
 	"github.com/varve-io/varve/internal/objstore"
 	"github.com/varve-io/varve/internal/recordbatch"
@@ -393,6 +394,49 @@ func (p *fakePartition) locate(offset, validity int64) (directfetch.Location, bo
 			StartPosition: s.starts[max(i-2-s.first, 0)], EndPosition: s.size, SegmentSize: s.size, LeaderEpoch: p.epoch, ValidityMs: validity}, true
 	}
 	return directfetch.Location{}, false
+}
+
+// fakeLocator knows what a fake broker that does not announce the feature has in the bucket. It gives some ranges in parts, as a
+// Locator may that has a sparse index alone.
+type fakeLocator struct {
+	b *fakeBroker
+
+	mu    sync.Mutex
+	asked int
+	// answer may change what is said; nil says it as it is.
+	answer func(n int, q direct.Query, l *direct.Location) (*direct.Location, error)
+}
+
+func (f *fakeLocator) Tiered(q direct.Query) bool {
+	f.b.mu.Lock()
+	defer f.b.mu.Unlock()
+	return q.Offset < f.b.parts[q.Partition].local
+}
+
+func (f *fakeLocator) Locate(_ context.Context, q direct.Query) (*direct.Location, error) {
+	f.mu.Lock()
+	f.asked++
+	n := f.asked
+	f.mu.Unlock()
+	f.b.mu.Lock()
+	p := f.b.parts[q.Partition]
+	l, ok := p.locate(q.Offset, f.b.validity)
+	out := &direct.Location{SegmentID: l.SegmentID, ObjectKey: l.ObjectKey, Format: l.Format, BaseOffset: l.BaseOffset, EndOffset: l.EndOffset,
+		StartPosition: l.StartPosition, EndPosition: l.EndPosition, Size: l.SegmentSize, LeaderEpoch: l.LeaderEpoch,
+		Validity: time.Duration(l.ValidityMs) * time.Millisecond, HighWatermark: p.end()}
+	if !ok {
+		out = nil
+	}
+	for _, x := range p.aborted {
+		if ok && q.Committed && x.last >= q.Offset && x.first <= out.EndOffset {
+			out.Aborted = append(out.Aborted, direct.AbortedTransaction{ProducerID: x.producer, FirstOffset: x.first})
+		}
+	}
+	f.b.mu.Unlock()
+	if f.answer != nil {
+		return f.answer(n, q, out)
+	}
+	return out, nil
 }
 
 // client is a bare Kafka client on one connection.

@@ -19,6 +19,16 @@ func (j *job) askAhead(w *want, s *stream, now time.Time) {
 		return
 	}
 	s.ahead = true
+	if j.c.locates {
+		q := w.query()
+		q.Offset = next.next
+		j.c.jobs.Go(func() {
+			if resp, err := j.locateAhead(w.topic, *w.req, q); err == nil && resp != nil {
+				t.takeAhead(next, resp, &j.c.use)
+			}
+		})
+		return
+	}
 	req := kmsg.NewPtrFetchRequest()
 	*req = *j.req
 	req.Version = j.up

@@ -56,10 +56,10 @@ func drawPartition(t *rapid.T, bucket objstore.Bucket, name string) *fakePartiti
 }
 
 // TestSameRecords is the promise of the package: whatever the data, the client's version, limits and seeks, and whatever
-// fails at the store, a client sees exactly the records of the log, in order.
+// fails at the store, a client sees exactly the records of the log, in order; with a broker's locations as with a Locator's.
 func TestSameRecords(t *testing.T) {
 	seen := map[string]int64{}
-	var served int64
+	var served, stock int64
 	rapid.Check(t, func(t *rapid.T) {
 		bucket := objstore.WithFaults(objstore.NewMemory())
 		var parts []*fakePartition
@@ -72,7 +72,24 @@ func TestSameRecords(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		transport, err := direct.New(direct.Config{Enabled: true, Fetcher: fetcher, ConnectTimeout: 3 * time.Millisecond, ReadTimeout: time.Second,
+		var locator direct.Locator
+		if rapid.Bool().Draw(t, "stock") {
+			broker.feature = false
+			locator = &fakeLocator{b: broker, answer: func(n int, q direct.Query, l *direct.Location) (*direct.Location, error) {
+				switch {
+				case n%7 == 3:
+					return nil, []error{nil, direct.ErrThrottled, direct.ErrDamaged}[n%3]
+				case l != nil && n%3 == 1: // the range ends before its bytes do
+					for _, x := range parts[q.Partition].batches {
+						if x.first <= q.Offset && q.Offset <= x.last {
+							l.EndOffset = x.last
+						}
+					}
+				}
+				return l, nil
+			}}
+		}
+		transport, err := direct.New(direct.Config{Enabled: true, Fetcher: fetcher, Locator: locator, ConnectTimeout: 3 * time.Millisecond, ReadTimeout: time.Second,
 			RangeBytes: 64 << 10, MemoryBytes: rapid.SampledFrom([]int64{1, 200 << 10, 64 << 20}).Draw(t, "memory"), RangesPerPartition: rapid.IntRange(1, 4).Draw(t, "ranges"),
 			RestMin: time.Millisecond, RestMax: 5 * time.Millisecond, MaxBatchBytes: rapid.SampledFrom([]int{1000, 64 << 20}).Draw(t, "max batch")})
 		if err != nil {
@@ -151,6 +168,9 @@ func TestSameRecords(t *testing.T) {
 		}
 		s := transport.Snapshot()
 		served += s.Served
+		if locator != nil {
+			stock += s.Served
+		}
 		for name, n := range s.Fallbacks {
 			seen[name] += n
 		}
@@ -165,8 +185,8 @@ func TestSameRecords(t *testing.T) {
 			t.Errorf("nothing fell back for %s: %v", name, seen)
 		}
 	}
-	if served == 0 {
-		t.Error("nothing was read directly")
+	if stock == 0 || served == stock {
+		t.Errorf("%d bytes read directly, %d of them from where a Locator said", served, stock)
 	}
 	t.Logf("%d bytes read directly, fallbacks %v", served, seen)
 }

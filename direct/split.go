@@ -53,7 +53,7 @@ func (s *splitter) feed(data []byte) (out []piece, err error) {
 		s.carry = append(s.carry, data[at:at+n]...)
 		at += n
 	}
-	for at < len(data) {
+	for at < len(data) && !s.ended() {
 		rest := data[at:]
 		if len(rest) < recordbatch.HeaderSize {
 			s.carry = append([]byte(nil), rest...)
@@ -113,6 +113,9 @@ func (s *splitter) take(out []piece, h *recordbatch.Header, b []byte, p piece) (
 	s.started, s.next = true, h.NextOffset()
 	return append(out, p), nil
 }
+
+// ended reports whether the last offset was delivered. What the range has behind it is none of the reader's business.
+func (s *splitter) ended() bool { return s.started && s.next > s.end }
 
 // over checks the end of the location.
 func (s *splitter) over() error {

@@ -27,6 +27,7 @@ type consumeFlags struct {
 	max                          int
 	committed, direct            bool
 	store                        storeFlags
+	layout                       layoutFlags
 }
 
 func consumeCommand() *cobra.Command {
@@ -35,7 +36,8 @@ func consumeCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use: "consume TOPIC", Short: "Print the records of a topic", Args: exactArgs(1, "a topic"),
 		Long: `Print the records of a topic. With --direct, records that are in the bucket are read from there, not through the broker;
-whatever goes wrong with that falls back to the broker.
+whatever goes wrong with that falls back to the broker. With --tier-layout the broker may be a stock Apache Kafka (3.6 or later)
+whose tier Aiven's plug-in or Kafka's own LocalTieredStorage writes.
 
 --offset says where to begin, in every partition:
 ` + whereForms + `
@@ -47,6 +49,7 @@ whatever goes wrong with that falls back to the broker.
 		Example: `  varve consume orders
   varve consume orders --offset -10 --until end
   varve consume history --until end --direct --bucket 's3://logs/prod?endpoint=https://s3.example.com'
+  varve consume history --until end --direct --tier-layout aiven --bucket s3://kafka-tier --key-prefix prod/ -b kafka:9092
   varve consume orders --group billing --format '%p/%o %k=%v\n'`,
 		RunE: func(cmd *cobra.Command, args []string) error { return consume(cmd, c, args[0], &o) },
 	}
@@ -61,6 +64,7 @@ whatever goes wrong with that falls back to the broker.
 	f.BoolVar(&o.direct, "direct", false, "read tiered records from the bucket")
 	o.store.add(cmd)
 	o.store.addReads(cmd)
+	o.layout.add(cmd)
 	return cmd
 }
 
@@ -78,13 +82,13 @@ func consume(cmd *cobra.Command, c *connection, topic string, o *consumeFlags) e
 		opts = append(opts, kgo.FetchIsolationLevel(kgo.ReadCommitted()))
 	}
 	if o.direct {
-		transport, err := o.store.transport(direct.Config{})
+		transport, end, err := o.store.transport(&o.layout, c.seeds(), direct.Config{})
 		if err != nil {
 			return err
 		}
 		defer func() {
 			fmt.Fprintln(cmd.ErrOrStderr(), tell(transport.Snapshot()))
-			transport.Close()
+			end()
 		}()
 		opts = append(opts, kgo.Dialer(transport.DialContext))
 	}
@@ -93,7 +97,7 @@ func consume(cmd *cobra.Command, c *connection, topic string, o *consumeFlags) e
 		return err
 	}
 	defer adm.Close()
-	starts, notes, err := w.offsets(ctx, adm, []string{topic})
+	starts, notes, err := o.layout.offsets(ctx, adm, w, topic)
 	if err != nil {
 		return fmt.Errorf("topic %s: %w", topic, err)
 	}

@@ -32,6 +32,7 @@ type gatewayFlags struct {
 	memory                                 int64
 	drain                                  time.Duration
 	store                                  storeFlags
+	layout                                 layoutFlags
 }
 
 func gatewayCommand() *cobra.Command {
@@ -71,6 +72,7 @@ SIGTERM stops accepting and lets requests under way finish, up to --drain-timeou
 	f.StringVar(&o.logging, "log-level", "info", "debug, info, warn or error")
 	o.store.add(cmd)
 	o.store.addReads(cmd)
+	o.layout.add(cmd)
 	bucket := f.Lookup("bucket")
 	o.store.url, bucket.DefValue = "", ""
 	return cmd
@@ -81,17 +83,16 @@ func runGateway(ctx context.Context, c *connection, o *gatewayFlags) error {
 	if err != nil {
 		return usageError{err}
 	}
-	reads := &bucketReads{}
-	if o.store.url == "" && o.store.fetcher == "" {
-		reads.Transport, err = direct.New(transport)
+	end := func() { cfg.Transport.Close() }
+	if o.store.url == "" && o.store.plugin == "" {
+		cfg.Transport, err = direct.New(transport)
 	} else {
-		reads, err = o.store.transport(transport)
+		cfg.Transport, end, err = o.store.transport(&o.layout, c.seeds(), transport)
 	}
 	if err != nil {
 		return err
 	}
-	defer reads.Close()
-	cfg.Transport = reads.Transport
+	defer end()
 	g := gateway.New(cfg)
 	listeners, err := g.Listen()
 	if err != nil {

@@ -289,7 +289,7 @@ type storeFlags struct {
 	url, prefix, access, secret string
 	pairs                       []string
 	grants                      bool
-	fetcher                     string // executable of a plug-in
+	plugin                      string // executable that reads the objects
 }
 
 func (s *storeFlags) add(cmd *cobra.Command) {
@@ -308,7 +308,7 @@ func (s *storeFlags) addAccess(cmd *cobra.Command) {
 
 // addReads is for commands that read through a transport.
 func (s *storeFlags) addReads(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&s.fetcher, "fetcher", "", "executable that reads the objects in place of this program (remote.storage.fetcher.class.path)")
+	cmd.Flags().StringVar(&s.plugin, "fetcher", "", "executable that reads the objects in place of this program (remote.storage.fetcher.class.path)")
 	cmd.Flags().BoolVar(&s.grants, "grants", false, "read objects of --bucket by the URLs that brokers sign (remote.fetch.grants=presigned), without credentials")
 }
 

@@ -19,6 +19,7 @@ import (
 func verifyCommand() *cobra.Command {
 	c := &connection{}
 	var store storeFlags
+	var layout layoutFlags
 	var committed bool
 	cmd := &cobra.Command{
 		Use: "verify TOPIC", Short: "Read a whole topic through the broker and from the bucket, and compare", Args: exactArgs(1, "a topic"),
@@ -26,24 +27,25 @@ func verifyCommand() *cobra.Command {
 value and headers. Exit code 1 if anything differs.`,
 		Example: "  varve verify history --bucket varve-data/bucket",
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return verify(cmd, c, &store, args[0], committed)
+			return verify(cmd, c, &store, &layout, args[0], committed)
 		},
 	}
 	c.flags(cmd)
 	store.add(cmd)
 	store.addReads(cmd)
+	layout.add(cmd)
 	cmd.Flags().BoolVar(&committed, "committed", false, "compare what a read_committed consumer sees")
 	return cmd
 }
 
-func verify(cmd *cobra.Command, c *connection, store *storeFlags, topic string, committed bool) error {
+func verify(cmd *cobra.Command, c *connection, store *storeFlags, layout *layoutFlags, topic string, committed bool) error {
 	ctx, cancel := context.WithCancelCause(cmd.Context())
 	defer cancel(nil)
-	transport, err := store.transport(direct.Config{})
+	transport, end, err := store.transport(layout, c.seeds(), direct.Config{})
 	if err != nil {
 		return err
 	}
-	defer transport.Close()
+	defer end()
 	adm, err := c.admin(ctx)
 	if err != nil {
 		return err

@@ -29,7 +29,7 @@ type side struct{ open Opener }
 
 // Server implements plugin.Plugin.
 func (s *side) Server(b *plugin.MuxBroker) (any, error) {
-	return &Server{open: s.open, streams: b, calls: map[uint64]context.CancelFunc{}}, nil
+	return &Server{open: s.open, streams: b, calls: map[uint64]context.CancelFunc{}, gone: map[uint64]bool{}}, nil
 }
 
 // Client implements plugin.Plugin.
@@ -45,7 +45,11 @@ type Server struct {
 	mu      sync.Mutex
 	fetcher direct.Fetcher
 	calls   map[uint64]context.CancelFunc // that are under way
+	gone    map[uint64]bool               // that were cancelled and are not, or not yet
 }
+
+// maxGone bounds what is remembered of calls whose Cancel came first, or too late.
+const maxGone = 1000
 
 // Open makes the Fetcher and answers with its formats.
 func (s *Server) Open(properties map[string]string, formats *[]string) (err error) {
@@ -70,7 +74,13 @@ func (s *Server) Cancel(call uint64, _ *bool) error {
 	defer s.mu.Unlock()
 	if cancel := s.calls[call]; cancel != nil {
 		cancel()
+		return nil
 	}
+	// Calls are answered side by side: this one may have overtaken the Fetch that it is about.
+	if len(s.gone) >= maxGone {
+		clear(s.gone)
+	}
+	s.gone[call] = true
 	return nil
 }
 
@@ -80,6 +90,10 @@ func (s *Server) Fetch(a *FetchArgs, reply *FetchReply) error {
 	s.mu.Lock()
 	f := s.fetcher
 	s.calls[a.Call] = cancel
+	if s.gone[a.Call] {
+		delete(s.gone, a.Call)
+		cancel()
+	}
 	s.mu.Unlock()
 	end := func() {
 		cancel()

@@ -87,6 +87,9 @@ func New(b Store, o Options) (*Fetcher, error) {
 	return f, nil
 }
 
+// Store is what the Fetcher reads from.
+func (f *Fetcher) Store() Store { return f.bucket }
+
 // Registry has the names for direct.ParseProperties: "s3" and "directory". Both open the URL in the property
 // "varve.remote.bucket.url".
 func Registry(o Options) direct.Fetchers {
@@ -161,12 +164,7 @@ func (f *Fetcher) manifest(ctx context.Context, s direct.Segment) (*remoteformat
 	if !ok {
 		return nil, fmt.Errorf("%w: object %q has no manifest", direct.ErrUnknownFormat, s.ObjectKey)
 	}
-	body, err := f.get(ctx, base+remoteformat.ObjectManifest.Suffix(), s.ManifestGrant, 0, -1)
-	if err != nil {
-		return nil, err
-	}
-	defer body.Close()
-	b, err := io.ReadAll(io.LimitReader(body, remoteformat.MaxManifestSize+1)) // one more than Open accepts
+	b, err := f.object(ctx, base+remoteformat.ObjectManifest.Suffix(), s.ManifestGrant, remoteformat.MaxManifestSize)
 	if err != nil {
 		return nil, err
 	}
@@ -175,6 +173,9 @@ func (f *Fetcher) manifest(ctx context.Context, s direct.Segment) (*remoteformat
 	}
 	if m.Manifest().Metadata.ID != s.SegmentID {
 		return nil, fmt.Errorf("%w: manifest of %q is of segment %s", direct.ErrDamaged, s.ObjectKey, m.Manifest().Metadata.ID)
+	}
+	if m.Size() != s.Size {
+		return nil, fmt.Errorf("%w: manifest of %q is of %d plain bytes instead of %d", direct.ErrDamaged, s.ObjectKey, m.Size(), s.Size)
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -201,6 +202,76 @@ func (f *Fetcher) chunks(ctx context.Context, s direct.Segment, m *remoteformat.
 		return nil, wrap(err)
 	}
 	return &chunkBody{body: body, m: m, next: first, last: last, skip: start - from, left: end - start}, nil
+}
+
+// Index is a kind of index of a segment (KIP-405, RemoteStorageManager.IndexType).
+type Index int
+
+// The indexes that a reader needs.
+const (
+	OffsetIndex Index = iota
+	ProducerSnapshot
+	TransactionIndex
+)
+
+// MaxIndexBytes bounds an index that is read. Kafka's default of segment.index.bytes is 10 MiB.
+const MaxIndexBytes = 64 << 20
+
+// ReadObject reads an object whole. One of more than limit bytes is direct.ErrDamaged.
+func (f *Fetcher) ReadObject(ctx context.Context, key string, limit int64) ([]byte, error) {
+	return f.object(ctx, key, "", limit)
+}
+
+// object reads an object whole, by its grant if there are grants.
+func (f *Fetcher) object(ctx context.Context, key string, grant direct.Grant, limit int64) ([]byte, error) {
+	body, err := f.get(ctx, key, grant, 0, -1)
+	if err != nil {
+		return nil, wrap(err)
+	}
+	defer body.Close()
+	b, err := io.ReadAll(io.LimitReader(body, limit+1))
+	if err != nil {
+		return nil, wrap(err)
+	}
+	if int64(len(b)) > limit {
+		return nil, fmt.Errorf("%w: %q is larger than %d bytes", direct.ErrDamaged, key, limit)
+	}
+	return b, nil
+}
+
+// FetchIndex reads an index of a segment that has a manifest ("AivenChunkedV1") as Kafka wrote it; nil without an error is a
+// segment that has none of that kind.
+func (f *Fetcher) FetchIndex(ctx context.Context, s direct.Segment, index Index) ([]byte, error) {
+	if s.Format != tier.FormatChunkedV1 {
+		return nil, fmt.Errorf("%w: %q has no index of its own", direct.ErrUnknownFormat, s.Format)
+	}
+	m, err := f.manifest(ctx, s)
+	if err != nil {
+		return nil, wrap(err)
+	}
+	kind := [...]remoteformat.IndexKind{remoteformat.OffsetIndex, remoteformat.ProducerSnapshot, remoteformat.TransactionIndex}[index]
+	span, ok := m.Span(kind)
+	if !ok || span.Size == 0 {
+		return nil, nil
+	}
+	key := strings.TrimSuffix(s.ObjectKey, remoteformat.ObjectLog.Suffix()) + remoteformat.ObjectIndexes.Suffix()
+	if span.Size > MaxIndexBytes {
+		return nil, fmt.Errorf("%w: %s index of %d bytes in %q", direct.ErrDamaged, kind, span.Size, key)
+	}
+	body, err := f.bucket.Get(ctx, key, span.Position, span.Size)
+	if err != nil {
+		return nil, wrap(err)
+	}
+	defer body.Close()
+	stored, err := readExactly(body, nil, span.Size)
+	if errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
+	if err != nil {
+		return nil, wrap(err)
+	}
+	b, err := m.DecodeIndex(kind, stored)
+	return b, wrap(err)
 }
 
 type plainBody struct{ io.ReadCloser }

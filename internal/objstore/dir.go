@@ -24,13 +24,14 @@ type Dir struct {
 	root string
 }
 
-// NewDir returns the bucket in path, which is created if missing.
+// NewDir returns the bucket in path, which is created if missing. Nothing is written to one that is there, which may be another
+// program's, or may not be written to at all.
 func NewDir(path string) (*Dir, error) {
 	abs, err := filepath.Abs(path)
 	if err != nil {
 		return nil, fmt.Errorf("bucket directory %q: %w", path, err)
 	}
-	if err := os.MkdirAll(filepath.Join(abs, tmpDir), 0o755); err != nil {
+	if err := os.MkdirAll(abs, 0o755); err != nil {
 		return nil, fmt.Errorf("bucket directory: %w", err)
 	}
 	return &Dir{root: abs}, nil
@@ -110,6 +111,11 @@ func (d *Dir) spool(ctx context.Context, key string, body io.ReaderAt, size int6
 	rand.Read(name[:])
 	tmp := filepath.Join(d.root, tmpDir, hex.EncodeToString(name[:]))
 	f, err := os.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+	if errors.Is(err, fs.ErrNotExist) { // the first object
+		if err = os.MkdirAll(filepath.Dir(tmp), 0o755); err == nil {
+			f, err = os.OpenFile(tmp, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o644)
+		}
+	}
 	if err != nil {
 		return "", &Error{Op: "put", Key: key, Err: err}
 	}

@@ -52,6 +52,28 @@ func TestBadKeys(t *testing.T) {
 	}
 }
 
+// A folder of another program's is read without a trace.
+func TestDirWritesNothingByItself(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "theirs"), []byte("x"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Chmod(dir, 0o500); err != nil {
+		t.Fatal(err)
+	}
+	defer os.Chmod(dir, 0o700)
+	d, err := objstore.NewDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := d.Stat(t.Context(), "theirs"); err != nil {
+		t.Error(err)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 1 {
+		t.Errorf("%v, %v", entries, err)
+	}
+}
+
 func TestDirLeavesNoTemporaries(t *testing.T) {
 	root := t.TempDir()
 	d, err := objstore.NewDir(root)

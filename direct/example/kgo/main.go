@@ -2,6 +2,7 @@
 //
 //	go run ./direct/example/kgo -brokers localhost:9092 -topic events -bucket /var/lib/varve/bucket
 //	go run ./direct/example/kgo -brokers broker:9092 -topic events -bucket 's3://logs/prod?endpoint=https://s3.example.com&path-style=true'
+//	go run ./direct/example/kgo -brokers kafka:9092 -topic events -bucket s3://kafka-tier -aiven -prefix prod/    # a stock Apache Kafka
 //
 // S3 credentials come from the environment, as with other tools.
 package main
@@ -19,6 +20,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kgo"
 
 	"github.com/varve-io/varve/direct"
+	"github.com/varve-io/varve/direct/kafkatier"
 	"github.com/varve-io/varve/direct/objectstore"
 )
 
@@ -34,6 +36,8 @@ func run() error {
 	topic := flag.String("topic", "", "topic to read")
 	group := flag.String("group", "direct-example", "consumer group")
 	bucket := flag.String("bucket", "", "URL of the brokers' bucket")
+	aiven := flag.Bool("aiven", false, "the broker is a stock Apache Kafka whose tier Aiven's plug-in writes")
+	prefix := flag.String("prefix", "", "the plug-in's key.prefix")
 	limit := flag.Int("n", 0, "records to read, 0 for no end")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -43,7 +47,16 @@ func run() error {
 	if err != nil {
 		return err
 	}
-	transport, err := direct.New(direct.Config{Enabled: true, Fetcher: fetcher, Logger: slog.Default()})
+	cfg := direct.Config{Enabled: true, Fetcher: fetcher, Logger: slog.Default()}
+	if *aiven {
+		locator, err := kafkatier.Open(fetcher, kafkatier.Options{Seeds: strings.Split(*brokers, ","), Layout: kafkatier.Aiven(*prefix), Logger: slog.Default()})
+		if err != nil {
+			return err
+		}
+		defer locator.Close()
+		cfg.Locator = locator
+	}
+	transport, err := direct.New(cfg)
 	if err != nil {
 		return err
 	}
