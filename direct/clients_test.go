@@ -303,7 +303,7 @@ func TestKgoGroupTransactSession(t *testing.T) {
 	copied := 0
 	for round := 0; copied < total; round++ {
 		session, err := kgo.NewGroupTransactSession(kgo.SeedBrokers(h.addr), kgo.Dialer(h.transport.DialContext), kgo.ConsumerGroup("session"), kgo.ConsumeTopics("t"),
-			kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchIsolationLevel(kgo.ReadCommitted()), kgo.RequireStableFetchOffsets(),
+			kgo.ConsumeResetOffset(kgo.NewOffset().AtStart()), kgo.FetchIsolationLevel(kgo.ReadCommitted()),
 			kgo.TransactionalID("session"), kgo.RecordPartitioner(kgo.ManualPartitioner()), kgo.FetchMaxPartitionBytes(60_000), kgo.FetchMaxWait(200*time.Millisecond))
 		if err != nil {
 			t.Fatal(err)

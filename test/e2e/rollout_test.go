@@ -36,15 +36,8 @@ func TestRollout(t *testing.T) {
 	writer := c.client()
 	produce(t, writer, "history", 0, count)
 	c.until("most is in the bucket, and only there", func() bool {
-		for _, p := range c.describe("history") {
-			for _, r := range p.Detail {
-				if r.LocalStart < count-500 {
-					return false
-				}
-			}
-			return len(p.Detail) == 3
-		}
-		return false
+		all := c.describe("history")
+		return len(all) == 1 && len(all[0].Detail) == 3 && all[0].Detail[0].LocalStart >= count-500 && all[0].Detail[1].LocalStart >= count-500 && all[0].Detail[2].LocalStart >= count-500
 	})
 
 	transport := func(cfg direct.Config) *direct.Transport {
