@@ -12,6 +12,7 @@ import (
 	"io"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/varve-io/varve/direct"
+	"github.com/varve-io/varve/direct/kafkatier"
 	"github.com/varve-io/varve/direct/objectstore"
 	"github.com/varve-io/varve/internal/recordbatch"
 	"github.com/varve-io/varve/internal/remoteformat"
@@ -378,4 +380,179 @@ func (b *bench) manyReaders() error {
 	b.add(row{section: section, what: "broker CPU, through the broker", unit: "s/GB", varve: classicCPU})
 	b.note("Eight readers: the transports reach %.0f %% of the Fetcher, broker CPU %.1f %% of the classic path's.", 100*median(thin)/median(ceiling), 100*median(straightCPU)/median(classicCPU))
 	return end(v, store)
+}
+
+// stockSection reads the tier of an Apache Kafka directly, while Kafka runs, and through Kafka itself.
+func stockSection(b *bench) error {
+	const section = "The tier of an Apache Kafka (LocalTieredStorage, live), one partition"
+	if b.kafka == "" {
+		return nil
+	}
+	k, err := b.startKafka("kafka-stock", "--tiered")
+	if err != nil {
+		return err
+	}
+	n, err := b.fill(k, "history", b.n(1_000_000))
+	if err != nil {
+		return err
+	}
+	var through, straight, throughCPU, straightCPU []float64
+	for i := -1; i < b.rounds; i++ {
+		t, err := b.consume(k, "history", n)
+		if err != nil {
+			return err
+		}
+		d, err := b.stockRead(k, n)
+		if err != nil {
+			return err
+		}
+		if i < 0 {
+			continue
+		}
+		through, straight = append(through, t.mbps()), append(straight, d.mbps())
+		throughCPU, straightCPU = append(throughCPU, t.cpuPerGB()), append(straightCPU, d.cpuPerGB())
+	}
+	b.add(row{section: section, what: "kgo over the transport against kgo through Kafka", unit: "MB/s", varve: straight, kafka: through, target: "≥ 3×, or the client's ceiling"})
+	b.add(row{section: section, what: "Kafka's CPU", unit: "s/GB", varve: straightCPU, kafka: throughCPU, lowerIsBetter: true})
+	return end(k)
+}
+
+// stockRead reads with a Locator and a transport of its own.
+func (b *bench) stockRead(k *process, n int) (load, error) {
+	f, err := objectstore.Open(filepath.Join(b.path(k.name), "tier"), objectstore.Options{})
+	if err != nil {
+		return load{}, err
+	}
+	l, err := kafkatier.Open(f, kafkatier.Options{Seeds: []string{k.address}, Layout: kafkatier.KafkaLocal("kafka-tiered-storage/")})
+	if err != nil {
+		return load{}, err
+	}
+	defer l.Close()
+	t, err := direct.New(direct.Config{Enabled: true, Fetcher: f, Locator: l})
+	if err != nil {
+		return load{}, err
+	}
+	defer t.Close()
+	got, err := b.consume(k, "history", n, kgo.Dialer(t.DialContext))
+	if s := t.Snapshot(); err == nil && s.Served < s.BrokerBytes {
+		err = fmt.Errorf("most came from the broker: %+v", s)
+	}
+	return got, err
+}
+
+// gatewaySection compares talking through a gateway with talking to the broker.
+func gatewaySection(b *bench) error {
+	const section = "Through varve gateway"
+	if b.versitygw == "" {
+		return nil
+	}
+	store, _, url, err := b.s3()
+	if err != nil {
+		return err
+	}
+	v, _, err := b.startVarve("varve-gateway", s3Sets(url)...)
+	if err != nil {
+		return err
+	}
+	proxy, err := b.startGateway(v)
+	if err != nil {
+		return err
+	}
+	reader, err := b.startGateway(v, "--bucket", url, "--access-key", "bench", "--secret-key", "benchsecret")
+	if err != nil {
+		return err
+	}
+	n := b.n(1_000_000)
+	if err := b.create(v, "local", 6, nil); err != nil {
+		return err
+	}
+	if err := b.fillEvenly(v, "local", n, 1024); err != nil {
+		return err
+	}
+	remote, err := b.fill(v, "history", n)
+	if err != nil {
+		return err
+	}
+	all := []*process{v, proxy, reader}
+	measure := func(round func(*process) (load, error)) (map[*process][]load, error) {
+		out := map[*process][]load{}
+		for i := -1; i < b.rounds; i++ {
+			for _, p := range all {
+				l, err := round(p)
+				if err != nil {
+					return nil, fmt.Errorf("%s: %w", p.name, err)
+				}
+				if i >= 0 {
+					out[p] = append(out[p], l)
+				}
+			}
+		}
+		return out, nil
+	}
+	writes, err := measure(func(p *process) (load, error) {
+		topic := b.topic()
+		if err := b.create(v, topic, 6, nil); err != nil {
+			return load{}, err
+		}
+		return b.produce(p, topic, "all", n/2, 1024, 0)
+	})
+	if err != nil {
+		return err
+	}
+	late, err := measure(func(p *process) (load, error) {
+		topic := b.topic()
+		if err := b.create(v, topic, 6, nil); err != nil {
+			return load{}, err
+		}
+		return b.produce(p, topic, "all", b.n(50_000), 1024, 5000)
+	})
+	if err != nil {
+		return err
+	}
+	warm, err := measure(func(p *process) (load, error) { return b.consume(p, "local", n) })
+	if err != nil {
+		return err
+	}
+	old, err := measure(func(p *process) (load, error) { return b.consume(p, "history", remote) })
+	if err != nil {
+		return err
+	}
+	p99 := func(l load) float64 { return l.p99 }
+	for _, r := range []struct {
+		what, unit  string
+		loads       map[*process][]load
+		f           func(load) float64
+		pass, reads string
+	}{
+		{"produce, 1 KiB, acks=all", "MB/s", writes, load.mbps, "≥ 80 %", ""},
+		{"produce p99 at 5,000/s", "ms", late, p99, "+ < 1 ms", ""},
+		{"consume what is local", "MB/s", warm, load.mbps, "≥ 80 %", ""},
+		{"consume what is in S3", "MB/s", old, load.mbps, "", "≥ 1.5×"},
+	} {
+		b.add(row{section: section, what: r.what + ", the broker itself", unit: r.unit, varve: pick(r.loads[v], r.f)})
+		b.add(row{section: section, what: r.what + ", a gateway that passes all", unit: r.unit, varve: pick(r.loads[proxy], r.f), target: r.pass})
+		b.add(row{section: section, what: r.what + ", a gateway that reads the bucket", unit: r.unit, varve: pick(r.loads[reader], r.f), target: r.reads})
+	}
+	share := func(loads map[*process][]load, p *process) float64 {
+		return 100 * median(pick(loads[p], load.mbps)) / median(pick(loads[v], load.mbps))
+	}
+	b.note("Gateway: passing reaches %.0f %% of the broker's produce and %.0f %% of its consume, p99 + %.2f ms; reading the bucket reaches %.0f %% of the broker path for history and %.0f %% for what is local. Client, gateway, broker and store share the cores.",
+		share(writes, proxy), share(warm, proxy), median(pick(late[proxy], p99))-median(pick(late[v], p99)), share(old, reader), share(warm, reader))
+	return end(proxy, reader, v, store)
+}
+
+// startGateway starts a gateway in front of a broker. CPU of its loads is the gateway's own.
+func (b *bench) startGateway(v *process, args ...string) (*process, error) {
+	port, err := freeRun(4)
+	if err != nil {
+		return nil, err
+	}
+	b.topics++ // a number that no other has
+	name := fmt.Sprintf("gateway-%d", b.topics)
+	p, err := b.command(name, nil, append([]string{b.binary, "gateway", "--brokers", v.address, "--listen", "127.0.0.1", "--ports", fmt.Sprintf("%d-%d", port, port+3)}, args...)...)
+	if err != nil {
+		return nil, err
+	}
+	p.address = fmt.Sprintf("127.0.0.1:%d", port)
+	return p, answers(b.ctx, p.address, time.Now())
 }

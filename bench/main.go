@@ -23,7 +23,7 @@ import (
 func main() {
 	rounds := flag.Int("rounds", 3, "measured rounds of each row, after one that is thrown away")
 	scale := flag.Float64("scale", 1, "size of the loads; 0.1 for a look")
-	only := flag.String("only", "", "comma list of sections: start,produce,latency,consume,tier,direct,upload,replicated,newreplica,wipe,failover,controller,transactions,committed,rebalance,commits,compaction,directreads")
+	only := flag.String("only", "", "comma list of sections: start,produce,latency,consume,tier,direct,upload,replicated,newreplica,wipe,failover,controller,transactions,committed,rebalance,commits,compaction,directreads,stock,gateway")
 	out := flag.String("out", "docs/benchmarks.md", "page to write; empty prints only")
 	dir := flag.String("dir", "", "folder for data; empty makes one")
 	flag.Parse()
@@ -54,7 +54,7 @@ func run(ctx context.Context, rounds int, scale float64, only, out, dir string) 
 		run  func(*bench) error
 	}{{"start", start}, {"produce", produceSection}, {"latency", latencySection}, {"consume", consumeSection}, {"tier", tierSection}, {"direct", directSection}, {"upload", uploadSection},
 		{"replicated", replicatedSection}, {"newreplica", newReplicaSection}, {"wipe", wipeSection}, {"failover", failoverSection}, {"controller", controllerSection},
-		{"transactions", transactionsSection}, {"committed", committedSection}, {"rebalance", rebalanceSection}, {"commits", commitsSection}, {"compaction", compactionSection}, {"directreads", directReadsSection}}
+		{"transactions", transactionsSection}, {"committed", committedSection}, {"rebalance", rebalanceSection}, {"commits", commitsSection}, {"compaction", compactionSection}, {"directreads", directReadsSection}, {"stock", stockSection}, {"gateway", gatewaySection}}
 	for _, s := range sections {
 		if only != "" && !slices.Contains(strings.Split(only, ","), s.name) {
 			continue
