@@ -9,6 +9,8 @@ import (
 	"slices"
 	"time"
 
+	"github.com/twmb/franz-go/pkg/kmsg"
+
 	"github.com/varve-io/varve/internal/directfetch"
 )
 
@@ -17,6 +19,7 @@ type ahead struct {
 	streams map[streamKey]*stream
 	byPart  map[partKey][]*stream
 	holds   map[partKey]hold
+	locals  map[partKey]local
 	finding map[streamKey]*found // questions to the Locator
 	breaker breaker
 	used    int64     // bytes of buffers
@@ -28,6 +31,32 @@ type ahead struct {
 type hold struct {
 	from, to int64
 	until    time.Time
+}
+
+// local is from where on a broker was found to have a partition's records itself, and until when that counts.
+type local struct {
+	from  int64
+	until time.Time
+}
+
+// passes reports whether a Fetch may go to the broker as it is: all that it asks for was found to be the broker's own a moment ago, so
+// that nothing is to be had from the bucket. A reader that keeps up costs no more than a pass through a proxy, and is looked at
+// again from time to time, as its data grow old.
+func (t *Transport) passes(c *conn, req *kmsg.FetchRequest) bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	now := time.Now()
+	for i := range req.Topics {
+		topic := &req.Topics[i]
+		for k := range topic.Partitions {
+			p := &topic.Partitions[k]
+			key := partKey{c.owner, c.address, topic.Topic, topic.TopicID, p.Partition}
+			if l := t.ahead.locals[key]; p.FetchOffset < l.from || !now.Before(l.until) || len(t.ahead.byPart[key]) > 0 {
+				return false
+			}
+		}
+	}
+	return len(req.Topics) > 0
 }
 
 // check says what is wrong with a location for an offset, "" if nothing.
@@ -358,6 +387,11 @@ func (t *Transport) sweep(now time.Time) {
 	for _, s := range t.ahead.streams {
 		if !s.busy && (now.Sub(s.used) >= t.cfg.IdleTimeout || !now.Before(s.expires)) {
 			t.drop(s)
+		}
+	}
+	for key, l := range t.ahead.locals {
+		if !now.Before(l.until) {
+			delete(t.ahead.locals, key)
 		}
 	}
 	for key, h := range t.ahead.holds {

@@ -922,3 +922,33 @@ func TestCredentialsThatRotate(t *testing.T) {
 		t.Errorf("%d and %d reads of the store", before, gets.Load()-before)
 	}
 }
+
+// What the broker has itself is asked for as it is, once that was seen, and not for ever.
+func TestLocalReadsPass(t *testing.T) {
+	for age, again := range map[time.Duration]bool{time.Hour: false, time.Nanosecond: true} {
+		for _, version := range []int16{4, 11, 12, 18} {
+			r := newRig(t, direct.Config{MarksMaxAge: age}, one(40, 5))
+			log := r.broker.parts[0]
+			tail := log.end() - 3
+			o := patient
+			o.version = version
+			at := []int64{tail}
+			read := func() {
+				at[0] = tail
+				check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, tail}}))
+			}
+			read()
+			_, before, _ := r.broker.counts()
+			for range 5 {
+				read()
+			}
+			if _, tagged, _ := r.broker.counts(); (tagged > before) != again {
+				t.Errorf("version %d, age %v: %d fetches asked for locations, then %d", version, age, before, tagged)
+			}
+			r.drain(o, 0, 0) // what lies below is looked for in the bucket all the same
+			if s := r.transport.Snapshot(); s.Served == 0 || s.BrokerBytes == 0 {
+				t.Errorf("version %d: %+v", version, s)
+			}
+		}
+	}
+}

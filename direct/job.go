@@ -354,6 +354,10 @@ func (j *job) take(w *want, p *kmsg.FetchResponseTopicPartition, now time.Time) 
 	w.stream = nil
 	if len(p.RecordBatches) > 0 || w.act == actPlain || len(locations) == 0 && err == nil {
 		w.answer = p
+		own := w.act == actTag || j.c.locates && !t.cfg.Locator.Tiered(w.query())
+		if own && (len(p.RecordBatches) > 0 || w.req.FetchOffset >= p.HighWatermark) {
+			t.ahead.locals[w.key.partKey] = local{w.req.FetchOffset, now.Add(t.cfg.MarksMaxAge)}
+		}
 		return
 	}
 	c, what := causeLocation, "offset is in none"

@@ -27,7 +27,7 @@ type Stats struct {
 	Requests    int64            // ranges read from objects
 	Bytes       int64            // plain bytes of those ranges
 	Served      int64            // bytes of records handed to clients from read-ahead
-	BrokerBytes int64            // bytes of records in brokers' answers
+	BrokerBytes int64            // bytes of records in brokers' answers; of those that pass unread, all bytes
 	Errors      map[string]int64 // reads and locations that failed, by cause
 	Fallbacks   map[string]int64 // offsets asked from the broker after a failure, by cause
 	Rests       int64            // how often direct reads began to rest

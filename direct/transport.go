@@ -46,7 +46,7 @@ func New(cfg Config) (*Transport, error) {
 		return nil, err
 	}
 	t := &Transport{cfg: cfg, conns: map[*conn]struct{}{}, stats: newCounters(), latency: newLatency(),
-		ahead: ahead{streams: map[streamKey]*stream{}, byPart: map[partKey][]*stream{}, holds: map[partKey]hold{}, finding: map[streamKey]*found{},
+		ahead: ahead{streams: map[streamKey]*stream{}, byPart: map[partKey][]*stream{}, holds: map[partKey]hold{}, locals: map[partKey]local{}, finding: map[streamKey]*found{},
 			breaker: breaker{after: cfg.RestAfter, min: cfg.RestMin, max: cfg.RestMax}}}
 	t.ctx, t.cancel = context.WithCancel(context.Background())
 	if cfg.Enabled && cfg.Fetcher != nil {
