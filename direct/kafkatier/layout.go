@@ -7,9 +7,9 @@ import (
 
 	"github.com/varve-io/varve/direct"
 	"github.com/varve-io/varve/direct/objectstore"
+	"github.com/varve-io/varve/internal/bucketlayout"
 	"github.com/varve-io/varve/internal/remoteformat"
 	"github.com/varve-io/varve/internal/remotelog"
-	"github.com/varve-io/varve/internal/segment"
 	"github.com/varve-io/varve/internal/tier"
 )
 
@@ -76,18 +76,19 @@ type kafkaLocal struct {
 	fetcher *objectstore.Fetcher
 }
 
-func (k *kafkaLocal) key(s *remotelog.Segment, suffix string) string {
-	return fmt.Sprintf("%s%s-%d-%s/%020d-%s%s", k.prefix, s.Topic, s.Index, s.TopicID, s.Start, s.ID, suffix)
+func (k *kafkaLocal) key(s *remotelog.Segment, kind bucketlayout.Kind) string {
+	in := bucketlayout.Partition{Layout: bucketlayout.Kafka, Prefix: k.prefix, Topic: s.Topic, TopicID: s.TopicID, Partition: s.Index}
+	return bucketlayout.Segment{Partition: in, Base: s.Start, ID: s.ID}.Key(kind)
 }
 
 func (k *kafkaLocal) object(s *remotelog.Segment) (direct.Segment, error) {
-	return direct.Segment{SegmentID: s.ID, ObjectKey: k.key(s, segment.LogSuffix), Format: tier.FormatKafkaV1, CustomMetadata: s.Custom, Size: int64(s.Size), BaseOffset: s.Start}, nil
+	return direct.Segment{SegmentID: s.ID, ObjectKey: k.key(s, bucketlayout.Log), Format: tier.FormatKafkaV1, CustomMetadata: s.Custom, Size: int64(s.Size), BaseOffset: s.Start}, nil
 }
 
 func (k *kafkaLocal) index(ctx context.Context, s *remotelog.Segment, kind indexKind) ([]byte, error) {
-	suffix := map[indexKind]string{objectstore.OffsetIndex: segment.OffsetIndexSuffix, objectstore.TransactionIndex: segment.TxnIndexSuffix,
-		objectstore.ProducerSnapshot: segment.SnapshotSuffix}[kind]
-	b, err := k.fetcher.ReadObject(ctx, k.key(s, suffix), objectstore.MaxIndexBytes)
+	name := map[indexKind]bucketlayout.Kind{objectstore.OffsetIndex: bucketlayout.Index, objectstore.TransactionIndex: bucketlayout.TxnIndex,
+		objectstore.ProducerSnapshot: bucketlayout.Snapshot}[kind]
+	b, err := k.fetcher.ReadObject(ctx, k.key(s, name), objectstore.MaxIndexBytes)
 	// A segment without aborted transactions has no such file, and one that is being deleted has none any more.
 	if kind == objectstore.TransactionIndex && errors.Is(err, direct.ErrNotFound) {
 		return nil, errNoIndex
