@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"os"
@@ -9,6 +10,9 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/twmb/franz-go/pkg/kadm"
+	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl/plain"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
 
 	"github.com/varve-io/varve/direct"
 	"github.com/varve-io/varve/direct/fetcherplugin"
@@ -18,13 +22,17 @@ import (
 
 // layoutFlags say how the tier of a stock Apache Kafka is laid out; none is a Varve broker, which tells by itself.
 type layoutFlags struct {
-	layout, cluster string
-	entropy         int
+	layout, cluster                   string
+	entropy                           int
+	user, passwordFile, saslMechanism string
 }
 
 func (l *layoutFlags) add(cmd *cobra.Command) {
 	f := cmd.Flags()
 	f.StringVar(&l.layout, "tier-layout", "", "direct reads from a stock Apache Kafka's tier: aiven, kafka-local or pinterest, below --key-prefix; empty is a Varve broker")
+	f.StringVar(&l.user, "tier-user", "", "SASL user that reads what Kafka tells of its tier (__remote_log_metadata); empty is none")
+	f.StringVar(&l.passwordFile, "tier-password-file", "", "file with that user's password")
+	f.StringVar(&l.saslMechanism, "tier-sasl-mechanism", "SCRAM-SHA-512", "PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512")
 	f.StringVar(&l.cluster, "tier-cluster", "", "id of the Kafka cluster, in keys of the layout pinterest")
 	f.IntVar(&l.entropy, "tier-entropy-bits", 0, "bits of entropy, in keys of the layout pinterest")
 }
@@ -42,6 +50,33 @@ func (l *layoutFlags) open(prefix string) (kafkatier.Layout, error) {
 		return kafkatier.Pinterest(kafkatier.PinterestOptions{Prefix: strings.Trim(prefix, "/"), Cluster: l.cluster, EntropyBits: l.entropy}), nil
 	}
 	return nil, usageError{fmt.Errorf("--tier-layout %q: want aiven, kafka-local or pinterest", l.layout)}
+}
+
+// client is how the reader of Kafka's word about its tier connects.
+func (l *layoutFlags) client(secure *tls.Config) (opts []kgo.Opt, err error) {
+	if secure != nil {
+		opts = append(opts, kgo.DialTLSConfig(secure.Clone()))
+	}
+	if (l.user == "") != (l.passwordFile == "") {
+		return nil, usageError{errors.New("--tier-user and --tier-password-file need each other")}
+	}
+	if l.user == "" {
+		return opts, nil
+	}
+	text, err := os.ReadFile(l.passwordFile)
+	if err != nil {
+		return nil, usageError{fmt.Errorf("--tier-password-file: %w", err)}
+	}
+	password := strings.TrimRight(string(text), "\r\n")
+	switch l.saslMechanism {
+	case "PLAIN":
+		return append(opts, kgo.SASL(plain.Auth{User: l.user, Pass: password}.AsMechanism())), nil
+	case "SCRAM-SHA-256":
+		return append(opts, kgo.SASL(scram.Auth{User: l.user, Pass: password}.AsSha256Mechanism())), nil
+	case "SCRAM-SHA-512":
+		return append(opts, kgo.SASL(scram.Auth{User: l.user, Pass: password}.AsSha512Mechanism())), nil
+	}
+	return nil, usageError{fmt.Errorf("--tier-sasl-mechanism %q: want PLAIN, SCRAM-SHA-256 or SCRAM-SHA-512", l.saslMechanism)}
 }
 
 // offsets is where to begin. Below its log start a broker knows nothing, but the layout pinterest may.
@@ -101,7 +136,11 @@ func (s *storeFlags) direct(l *layoutFlags, seeds []string, cfg direct.Config) (
 	if layout == nil {
 		return cfg, func() {}, nil
 	}
-	locator, err := kafkatier.Open(f, kafkatier.Options{Seeds: seeds, Layout: layout})
+	client, err := l.client(cfg.TLS)
+	if err != nil {
+		return cfg, nil, err
+	}
+	locator, err := kafkatier.Open(f, kafkatier.Options{Seeds: seeds, Layout: layout, Client: client, Logger: cfg.Logger})
 	if err != nil {
 		return cfg, nil, usageError{fmt.Errorf("--tier-layout %s: %w", l.layout, err)}
 	}

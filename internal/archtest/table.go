@@ -97,7 +97,7 @@ var Table = []Row{
 	{"internal/broker", Shell, nil},
 	{"internal/inspect", Shell, []string{kmsg}},
 	{"internal/bucketscan", Shell, nil},
-	{"cmd/varve", Shell, []string{cobra, bar, kgo, kadm, kmsg, kerr, "golang.org/x/term"}},
+	{"cmd/varve", Shell, []string{cobra, bar, kgo, kadm, "github.com/twmb/franz-go/pkg/sasl", kmsg, kerr, "golang.org/x/term"}},
 	{"bench", Shell, []string{kgo, kadm, kmsg, kerr, minio}},
 	{"direct/example/kgo", Shell, []string{kgo}},
 	{"direct/example/plugin", Shell, nil},

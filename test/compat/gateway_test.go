@@ -5,6 +5,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -188,7 +189,7 @@ func TestSASLThroughTheGateway(t *testing.T) {
 	asked(t)
 	port := freePorts(t, 3)
 	plain, control, sasl := port, port+1, port+2
-	kafkaTools(t, "").peerAt(t, port, fmt.Sprintf("listeners=PLAINTEXT://127.0.0.1:%d,CONTROLLER://127.0.0.1:%d,SASL://127.0.0.1:%d", plain, control, sasl),
+	_, home, _ := kafkaTools(t, "").peerAt(t, port, "--tiered", fmt.Sprintf("listeners=PLAINTEXT://127.0.0.1:%d,CONTROLLER://127.0.0.1:%d,SASL://127.0.0.1:%d", plain, control, sasl),
 		fmt.Sprintf("advertised.listeners=PLAINTEXT://127.0.0.1:%d,SASL://127.0.0.1:%d", plain, sasl), "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
 		"listener.name.sasl.sasl.enabled.mechanisms=PLAIN", `listener.name.sasl.plain.sasl.jaas.config=org.apache.kafka.common.security.plain.PlainLoginModule required user_me="secret";`)
 	g := startGateway(t, &broker{addr: "127.0.0.1:" + strconv.Itoa(sasl)})
@@ -209,6 +210,39 @@ func TestSASLThroughTheGateway(t *testing.T) {
 	}
 	if out, err := kcat("wrong"); err == nil && len(lines(out)) > 0 {
 		t.Error("a wrong password is as good as the right one")
+	}
+	// Its tier is read with the gateway's own user.
+	open := &broker{addr: "127.0.0.1:" + strconv.Itoa(plain)}
+	open.topic(t, "history", 1, stockConfigs...)
+	const count = 400
+	producer := open.client(t)
+	for i := range count {
+		if err := producer.ProduceSync(within(t), &kgo.Record{Topic: "history", Value: fmt.Appendf(nil, "%d %0300d", i, i)}).FirstErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open.tiered(t, "history", count/2)
+	password := filepath.Join(t.TempDir(), "password")
+	if err := os.WriteFile(password, []byte("secret\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	reader := startGateway(t, &broker{addr: "127.0.0.1:" + strconv.Itoa(sasl)}, "--tier-layout", "kafka-local", "--key-prefix", "kafka-tiered-storage/", "--bucket", filepath.Join(home, "tier"),
+		"--tier-user", "me", "--tier-password-file", password, "--tier-sasl-mechanism", "PLAIN")
+	cl := reader.client(t, me, kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{"history": {0: kgo.NewOffset().AtStart()}}))
+	for n := 0; n < count; {
+		fetches := cl.PollFetches(within(t))
+		if err := fetches.Err(); err != nil {
+			t.Fatal(err)
+		}
+		fetches.EachRecord(func(r *kgo.Record) {
+			if want := fmt.Sprintf("%d %0300d", n, n); string(r.Value) != want {
+				t.Fatalf("%.20q where %.20q is due", r.Value, want)
+			}
+			n++
+		})
+	}
+	if reader.metric(t, "remote_fetch_served_bytes_total") < 100*300 {
+		t.Error("Kafka's tier was not read by the gateway")
 	}
 	out := command{env: []string{"SASL=me:secret"}}.run(t, debianPython(t, "kafka"), filepath.Join("py", "kafka_python.py"), g.addr, "t", "print", fmt.Sprint(len(values)))
 	if n := len(lines(out)); n != len(values) {

@@ -47,6 +47,10 @@ func (k tools) peerAt(t *testing.T, port int, settings ...string) (peer *broker,
 	})
 	args := []string{k.path, "start", "--dir", home, "--port", fmt.Sprint(port), "--heap", "400m"}
 	for _, s := range settings {
+		if strings.HasPrefix(s, "--") { // a flag of the script
+			args = append(args, s)
+			continue
+		}
 		args = append(args, "--set", s)
 	}
 	command{limit: 2 * time.Minute}.run(t, args...)
