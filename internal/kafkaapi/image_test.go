@@ -16,8 +16,9 @@ func TestImageWithWhatIsOnItsWay(t *testing.T) {
 		var img atomic.Pointer[metadata.Image]
 		old, newer := metadata.Empty(), metadata.Empty()
 		img.Store(old)
-		changed := make(chan struct{})
-		a := &API{Services: Services{Image: img.Load, Changed: func() <-chan struct{} { return changed }}}
+		var changed atomic.Value // of chan struct{}
+		changed.Store(make(chan struct{}))
+		a := &API{Services: Services{Image: img.Load, Changed: func() <-chan struct{} { return changed.Load().(chan struct{}) }}}
 		look := func(want *metadata.Image) (*metadata.Image, time.Duration) {
 			ctx, cancel := context.WithTimeout(t.Context(), imageLag)
 			defer cancel()
@@ -29,8 +30,7 @@ func TestImageWithWhatIsOnItsWay(t *testing.T) {
 		}
 		time.AfterFunc(30*time.Millisecond, func() {
 			img.Store(newer)
-			close(changed)
-			changed = make(chan struct{})
+			close(changed.Swap(make(chan struct{})).(chan struct{}))
 		})
 		if got, took := look(newer); got != newer || took != 30*time.Millisecond {
 			t.Errorf("what was on its way took %v", took)
