@@ -57,6 +57,7 @@ type job struct {
 	wake     chan struct{}
 	deadline time.Time
 	head     kmsg.FetchResponse // what is not of a topic, from the broker's answers
+	over     bool               // the client is over its quota, and hears that alone
 	chunks   []*chunk
 }
 
@@ -87,7 +88,7 @@ func (j *job) run() (reply, error) {
 			if err := j.forward(asks, wait, enough); err != nil {
 				return reply{}, err
 			}
-			if j.head.ErrorCode != 0 {
+			if j.head.ErrorCode != 0 || j.over {
 				return reply{parts: encodeFetch(j.h.Correlation, j.h.Version, &j.head, nil)}, nil
 			}
 			continue
@@ -280,6 +281,10 @@ func (j *job) exchange(req *kmsg.FetchRequest, byKey map[partKey]*want, take fun
 	j.head.UnknownTags = resp.UnknownTags
 	if len(resp.Brokers) > 0 {
 		j.head.Brokers = j.c.endpoints(resp.Brokers)
+	}
+	// So brokers answer without a session who is over the quota, and clients know it.
+	if j.over = len(resp.Topics) == 0 && resp.ThrottleMillis > 0; j.over {
+		return nil
 	}
 	j.t.mu.Lock()
 	defer j.t.mu.Unlock()
