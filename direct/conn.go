@@ -25,6 +25,8 @@ const (
 	linger = 10 * time.Second
 	// produceHead is how much of a Produce is looked at first for its acks: client id and transactional id are seldom longer.
 	produceHead = 512
+	// fetchBytes is up to which size a Fetch is looked into, some 30,000 partitions: in memory it is dozens of times as large.
+	fetchBytes = 1 << 20
 )
 
 // errBroken is a connection that ended while an answer was due.
@@ -252,7 +254,7 @@ func (c *conn) request(in *bufio.Reader, size int, h head) error {
 	var frame []byte // the whole of it, where that is needed
 	var err error
 	switch {
-	case h.key == keyFetch && h.version >= 4 && h.version <= maxFetchVersion && c.t.active && (c.direct || c.locates || !c.probed):
+	case h.key == keyFetch && h.version >= 4 && h.version <= maxFetchVersion && size <= fetchBytes && c.t.active && (c.direct || c.locates || !c.probed):
 		if frame, err = readFrame(in, 8, c.t.cfg.MaxFrameBytes, trustClient); err != nil {
 			return err
 		}
