@@ -483,11 +483,21 @@ func (c *conn) answer(in *bufio.Reader, size int, p pending) error {
 	r := reply{parts: [][]byte{frame}}
 	if !p.own {
 		r.held = int64(len(frame))
-		if c.held.Add(r.held) > int64(c.t.cfg.MaxFrameBytes)+r.held {
-			return fmt.Errorf("%w: more answers wait for their turn than MaxFrameBytes", errFrame)
+		if err := c.hold(r.held); err != nil {
+			return err
 		}
 	}
 	p.entry.ch <- r
+	return nil
+}
+
+// hold counts n bytes that wait for their turn. Of those that wait already there may be MaxFrameBytes; more end the connection at
+// once, as the client reads nothing.
+func (c *conn) hold(n int64) error {
+	if c.held.Add(n) > int64(c.t.cfg.MaxFrameBytes)+n {
+		c.shutdown()
+		return fmt.Errorf("%w: more answers wait for their turn than MaxFrameBytes", errFrame)
+	}
 	return nil
 }
 
@@ -602,7 +612,9 @@ func (c *conn) fetch(frame []byte, e *entry) (taken bool, err error) {
 		return true, c.send(pending{head: parseHead(frame[4:]), entry: e, records: true}, func() error { return c.forward(nil, frame, 0) })
 	}
 	c.jobs.Go(func() {
-		r, err := newJob(c, h, req).run()
+		j := newJob(c, h, req)
+		r, err := j.run()
+		r.held = j.held
 		if err != nil && c.ctx.Err() == nil {
 			c.t.cfg.Logger.Debug("fetch failed", "broker", c.address, "cause", err)
 		}

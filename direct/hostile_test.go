@@ -13,6 +13,7 @@ import (
 	"github.com/varve-io/varve/direct"
 	"github.com/varve-io/varve/direct/objectstore"
 	"github.com/varve-io/varve/internal/objstore"
+	"github.com/varve-io/varve/internal/wire"
 )
 
 // A Fetch takes memory by what it is, not by what its lengths claim: topics are many times as large in memory as the two bytes that
@@ -45,5 +46,25 @@ func TestFetchOfManyTopicsTakesLittleMemory(t *testing.T) {
 	runtime.ReadMemStats(&after)
 	if n := after.TotalAlloc - before.TotalAlloc; n > 4*size {
 		t.Errorf("a request of %d MiB took %d MiB", size>>20, n>>20)
+	}
+}
+
+// Answers that wait for their turn are bounded, those to Fetch too: a client that asks and asks and never reads loses its connection.
+func TestUnreadFetchesAreBounded(t *testing.T) {
+	const limit = 1 << 20
+	r := newRig(t, direct.Config{MaxFrameBytes: limit}, func(objstore.Bucket) []*fakePartition { return []*fakePartition{large(t)} })
+	at := make(chan struct{})
+	go func() {
+		defer close(at)
+		for i := range 100 {
+			if _, err := r.client.conn.Write(wire.AppendRequest(nil, int32(i), "bare", patient.request([]position{{0, 0}}))); err != nil {
+				return
+			}
+		}
+	}()
+	<-at
+	time.Sleep(500 * time.Millisecond)
+	if _, _, n := r.broker.counts(); n > 8*limit { // some are on the way
+		t.Errorf("%d bytes of answers wait, allowed are %d", n, limit)
 	}
 }

@@ -58,6 +58,7 @@ type job struct {
 	deadline time.Time
 	head     kmsg.FetchResponse // what is not of a topic, from the broker's answers
 	over     bool               // the client is over its quota, and hears that alone
+	held     int64              // bytes of records from the broker that wait for the answer's turn, see conn.held
 	chunks   []*chunk
 }
 
@@ -276,6 +277,9 @@ func (j *job) exchange(req *kmsg.FetchRequest, byKey map[partKey]*want, take fun
 	if err != nil {
 		return err
 	}
+	if err := j.hold(resp); err != nil {
+		return err
+	}
 	j.head.ThrottleMillis = max(j.head.ThrottleMillis, resp.ThrottleMillis)
 	j.head.ErrorCode = resp.ErrorCode
 	j.head.UnknownTags = resp.UnknownTags
@@ -307,6 +311,18 @@ func (j *job) exchange(req *kmsg.FetchRequest, byKey map[partKey]*want, take fun
 		}
 	}
 	return nil
+}
+
+// hold counts the records of an answer.
+func (j *job) hold(resp *kmsg.FetchResponse) error {
+	n := int64(0)
+	for i := range resp.Topics {
+		for k := range resp.Topics[i].Partitions {
+			n += int64(len(resp.Topics[i].Partitions[k].RecordBatches))
+		}
+	}
+	j.held += n
+	return j.c.hold(n)
 }
 
 // room is how many bytes of records the broker may send: what the client allows, less what is ready in front.
