@@ -197,8 +197,12 @@ func (j *job) heard(w *want, f *found, now time.Time) bool {
 			j.fallback(w, c, now)
 		}
 	}
-	if w.stream != nil {
+	if w.stream != nil && (f.err != nil || f.loc != nil) {
 		return true // what there is may still be used, and the broker tells its marks
+	}
+	if w.stream != nil { // it was of another log, or what an election cut off
+		j.t.drop(w.stream)
+		w.stream = nil
 	}
 	w.local, w.act = true, actPlain
 	return false

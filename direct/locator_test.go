@@ -3,6 +3,7 @@ package direct_test
 import (
 	"context"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -280,4 +281,35 @@ func (e endless) Locate(ctx context.Context, _ direct.Query) (*direct.Location, 
 	close(e.begun)
 	<-ctx.Done()
 	return nil, ctx.Err()
+}
+
+// A topic that was made anew under its name may have grown beyond the old one; then only the Locator knows that it is another.
+func TestLocatorTakesBackWhatItSaid(t *testing.T) {
+	log := func(name string) *fakePartition {
+		p := &fakePartition{epoch: 5}
+		for i := range 100 {
+			p.append(t, recordbatch.CodecNone, -1, false, fmt.Sprint(name, i, strings.Repeat("x", 10_000)))
+		}
+		p.expect(t)
+		return p
+	}
+	r, _ := stockRig(t, direct.Config{MarksMaxAge: 200 * time.Millisecond, RangeBytes: 64 << 10}, nil, func(b objstore.Bucket) []*fakePartition {
+		p := log("old")
+		p.tier(t, b, "old", 0, 99)
+		return []*fakePartition{p}
+	})
+	o := patient
+	o.partMax = 1
+	at := []int64{0}
+	check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, 0}}))
+	r.broker.do(func() {
+		r.broker.parts[0] = log("new")
+		r.broker.parts[0].append(t, recordbatch.CodecNone, -1, false, "more")
+		r.broker.parts[0].expect(t)
+	})
+	time.Sleep(250 * time.Millisecond)
+	o.minimum, o.waitMs = 1<<20, 300 // it is not answered before the Locator has
+	for range 3 {
+		check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, at[0]}}))
+	}
 }
