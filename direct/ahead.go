@@ -16,15 +16,16 @@ import (
 
 // ahead is the read-ahead of a Transport: its streams, their memory, and the breaker. The Transport's mutex guards it.
 type ahead struct {
-	streams map[streamKey]*stream
-	byPart  map[partKey][]*stream
-	holds   map[partKey]hold
-	locals  map[partKey]local
-	finding map[streamKey]*found // questions to the Locator
-	breaker breaker
-	used    int64     // bytes of buffers
-	hungry  []*stream // wait for memory, first come first served
-	free    [][]byte  // buffers of RangeBytes for reuse
+	streams   map[streamKey]*stream
+	byPart    map[partKey][]*stream
+	holds     map[partKey]hold
+	locals    map[partKey]local
+	finding   map[streamKey]*found // questions to the Locator
+	questions int                  // of them, under way
+	breaker   breaker
+	used      int64     // bytes of buffers
+	hungry    []*stream // wait for memory, first come first served
+	free      [][]byte  // buffers of RangeBytes for reuse
 }
 
 // hold keeps a range of offsets away from direct reads, after its object turned out to be of no use.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -279,6 +280,44 @@ func (endless) Tiered(direct.Query) bool { return true }
 
 func (e endless) Locate(ctx context.Context, _ direct.Query) (*direct.Location, error) {
 	close(e.begun)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A client decides about what the Locator is asked, and so not about how much at once.
+func TestQuestionsAreBounded(t *testing.T) {
+	r := newRig(t, direct.Config{}, one(3, 1))
+	r.broker.do(func() { r.broker.feature = false })
+	l := &stalled{}
+	f, err := objectstore.New(r.bucket, objectstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := newTransport(t, direct.Config{Fetcher: f, ConnectTimeout: time.Hour, Locator: l})
+	conn, err := transport.Dial("tcp", r.broker.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var at []position
+	for i := range int32(2000) {
+		at = append(at, position{i, 0})
+	}
+	o := patient
+	o.waitMs = 100
+	newClient(t, conn).fetch(o, at)
+	if n := l.most.Load(); n == 0 || n > 256 {
+		t.Errorf("%d questions at once", n)
+	}
+}
+
+// stalled is a Locator that does not answer.
+type stalled struct{ now, most atomic.Int32 }
+
+func (*stalled) Tiered(direct.Query) bool { return true }
+
+func (s *stalled) Locate(ctx context.Context, _ direct.Query) (*direct.Location, error) {
+	s.most.Store(max(s.most.Load(), s.now.Add(1)))
+	defer s.now.Add(-1)
 	<-ctx.Done()
 	return nil, ctx.Err()
 }
