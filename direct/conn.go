@@ -589,8 +589,8 @@ func (c *conn) fetch(frame []byte, e *entry) (taken bool, err error) {
 	if h.Version >= 15 {
 		replica = req.ReplicaState.ID
 	}
-	if replica >= 0 || directfetch.Formats(req) != nil {
-		return false, nil // a follower, or a client that reads the bucket by itself
+	if replica >= 0 || directfetch.Formats(req) != nil || repeats(req) {
+		return false, nil // a follower, a client that reads the bucket by itself, or none that Kafka has
 	}
 	if !c.probed {
 		if err := c.probe(h.ClientID); err != nil {
@@ -621,6 +621,22 @@ func (c *conn) fetch(frame []byte, e *entry) (taken bool, err error) {
 		e.ch <- r
 	})
 	return true, nil
+}
+
+// repeats reports whether a Fetch names a partition more than once.
+func repeats(req *kmsg.FetchRequest) bool {
+	seen := map[partKey]bool{}
+	for i := range req.Topics {
+		t := &req.Topics[i]
+		for k := range t.Partitions {
+			key := partKey{topic: t.Topic, id: t.TopicID, partition: t.Partitions[k].Partition}
+			if seen[key] {
+				return true
+			}
+			seen[key] = true
+		}
+	}
+	return false
 }
 
 // probe asks the broker, once per connection and when authentication is over, for the feature.

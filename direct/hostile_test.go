@@ -68,3 +68,18 @@ func TestUnreadFetchesAreBounded(t *testing.T) {
 		t.Errorf("%d bytes of answers wait, allowed are %d", n, limit)
 	}
 }
+
+// A partition that a request names again and again is asked about once.
+func TestRepeatedPartitions(t *testing.T) {
+	r := newRig(t, direct.Config{}, one(30, 10))
+	var at []position
+	for range 200 {
+		at = append(at, position{0, r.broker.parts[0].end() - 1})
+	}
+	o := patient
+	o.waitMs = 10
+	r.client.fetch(o, at)
+	if n, _, _ := r.broker.counts(); n > 2 {
+		t.Errorf("one request became %d", n)
+	}
+}
