@@ -81,8 +81,9 @@ func validity(loc *directfetch.Location) time.Duration {
 }
 
 // open begins read-ahead for a request at an offset, with a range of about hint bytes: what the client takes at once if it waits for it.
+// Another request that waits at the offset keeps its own, or the two would take it from each other for ever.
 func (t *Transport) open(key streamKey, loc directfetch.Location, m marks, list aborted, hint int64, by *directfetch.Use) *stream {
-	if old := t.ahead.streams[key]; old != nil {
+	if old := t.ahead.streams[key]; old != nil && !old.busy {
 		t.drop(old)
 	}
 	if all := t.ahead.byPart[key.partKey]; len(all) >= maxStreams {
@@ -112,7 +113,7 @@ func (t *Transport) move(s *stream, from streamKey) {
 	if t.ahead.streams[from] == s {
 		delete(t.ahead.streams, from)
 	}
-	if other := t.ahead.streams[s.key]; other != nil && other != s {
+	if other := t.ahead.streams[s.key]; other != nil && other != s && !other.busy {
 		t.drop(other)
 	}
 	t.ahead.streams[s.key] = s

@@ -204,8 +204,11 @@ func (j *job) letGo() {
 	j.t.mu.Lock()
 	defer j.t.mu.Unlock()
 	for _, w := range j.wants {
-		if w.stream != nil {
-			w.stream.busy, w.stream.wake = false, nil
+		if s := w.stream; s != nil {
+			s.busy, s.wake = false, nil
+			if j.t.ahead.streams[s.key] != s {
+				j.t.drop(s) // another one is filed there, and nobody would find this
+			}
 		}
 	}
 }
