@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -272,6 +273,7 @@ func (t *Transport) read(s *stream, f *flight) {
 
 // fetch reads a range into its buffer, which it fills.
 func (t *Transport) fetch(ctx context.Context, f *flight) (err error) {
+	defer func() { err = withoutGrants(err, &f.segment) }()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	timer := time.AfterFunc(t.cfg.ConnectTimeout, func() { cancel(ErrConnectTimeout) })
@@ -304,6 +306,36 @@ func (t *Transport) fetch(ctx context.Context, f *flight) (err error) {
 	}
 	return nil
 }
+
+// withoutGrants hides granted URLs in an error, which goes to the log: a fetcher's HTTP client likes to repeat what it asked for.
+func withoutGrants(err error, s *Segment) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	for _, g := range []Grant{s.LogGrant, s.ManifestGrant} {
+		if g == "" {
+			continue
+		}
+		text = strings.ReplaceAll(text, string(g), g.String())
+		if _, query, _ := strings.Cut(string(g), "?"); query != "" {
+			text = strings.ReplaceAll(text, query, g.String())
+		}
+	}
+	if text == err.Error() {
+		return err
+	}
+	return &hiddenError{text, err}
+}
+
+// hiddenError is an error with another text.
+type hiddenError struct {
+	text string
+	err  error
+}
+
+func (e *hiddenError) Error() string { return e.text }
+func (e *hiddenError) Unwrap() error { return e.err }
 
 // guard makes a panic of foreign code an error.
 func guard(err *error) {
