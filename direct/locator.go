@@ -75,8 +75,8 @@ type found struct {
 // foundFresh is how long an answer is kept that nobody took.
 const foundFresh = time.Second
 
-// maxQuestions bounds the questions to the Locator that are under way. About more partitions the broker is asked: clients choose
-// what they ask about, and each question may make the Locator ask brokers and the store.
+// maxQuestions bounds the questions to the Locator that are under way; more wait: clients choose what they ask about, and each question
+// may make the Locator ask brokers and the store.
 const maxQuestions = 256
 
 func (f *found) stale(now time.Time) bool { return !f.over.IsZero() && now.Sub(f.over) >= foundFresh }
@@ -144,10 +144,7 @@ func (j *job) consult(w *want, due bool, now time.Time) (pending bool) {
 			return false
 		}
 		if f := j.t.ahead.finding[w.key]; (f == nil || f.stale(now)) && j.t.ahead.questions >= maxQuestions {
-			if w.act == actTag {
-				w.local, w.act = true, actPlain
-			}
-			return false
+			return w.act == actTag // and not the broker's, which may have no such offsets any more
 		}
 		j.locate(w, now)
 	}
