@@ -438,7 +438,11 @@ func (j *job) compose() reply {
 		case w.stream != nil:
 			j.serve(w, p, left, !taken, now)
 		default:
-			continue // dropped since it was planned; the client asks again
+			// Nothing is known of it yet, or no longer. Kafka's consumer throws away a full answer that lacks a partition.
+			p.resp.HighWatermark = -1
+			if w.key.committed {
+				p.resp.AbortedTransactions = aborted{}.upTo(0)
+			}
 		}
 		p.resp.Partition = w.key.partition
 		if n := p.size(); n > 0 {

@@ -352,3 +352,25 @@ func TestLocatorTakesBackWhatItSaid(t *testing.T) {
 		check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, at[0]}}))
 	}
 }
+
+// An answer has all partitions of the request, as clients that know sessions want it, also those about which nothing is known yet:
+// Kafka's own consumer throws away one that lacks any.
+func TestAnswersAreWhole(t *testing.T) {
+	r, _ := stockRig(t, direct.Config{}, func(_ int, q direct.Query, l *direct.Location) (*direct.Location, error) {
+		if q.Partition == 1 {
+			time.Sleep(300 * time.Millisecond)
+		}
+		return l, nil
+	}, func(b objstore.Bucket) []*fakePartition {
+		return []*fakePartition{tieredPartition(t, b, "p", 6, 5), tieredPartition(t, b, "q", 6, 5)}
+	})
+	o := patient
+	o.waitMs, o.minimum = 100, 1<<20
+	resp := r.client.fetch(o, []position{{0, 0}, {1, 0}})
+	if n := len(resp.Topics[0].Partitions); n != 2 {
+		t.Fatalf("%d of 2 partitions", n)
+	}
+	if p := resp.Topics[0].Partitions[1]; p.Partition != 1 || p.ErrorCode != 0 || len(p.RecordBatches) != 0 {
+		t.Errorf("%+v", p)
+	}
+}
