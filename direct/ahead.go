@@ -7,6 +7,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -16,15 +17,16 @@ import (
 
 // ahead is the read-ahead of a Transport: its streams, their memory, and the breaker. The Transport's mutex guards it.
 type ahead struct {
-	streams map[streamKey]*stream
-	byPart  map[partKey][]*stream
-	holds   map[partKey]hold
-	locals  map[partKey]local
-	finding map[streamKey]*found // questions to the Locator
-	breaker breaker
-	used    int64     // bytes of buffers
-	hungry  []*stream // wait for memory, first come first served
-	free    [][]byte  // buffers of RangeBytes for reuse
+	streams   map[streamKey]*stream
+	byPart    map[partKey][]*stream
+	holds     map[partKey]hold
+	locals    map[partKey]local
+	finding   map[streamKey]*found // questions to the Locator
+	questions int                  // of them, under way
+	breaker   breaker
+	used      int64     // bytes of buffers
+	hungry    []*stream // wait for memory, first come first served
+	free      [][]byte  // buffers of RangeBytes for reuse
 }
 
 // hold keeps a range of offsets away from direct reads, after its object turned out to be of no use.
@@ -80,8 +82,9 @@ func validity(loc *directfetch.Location) time.Duration {
 }
 
 // open begins read-ahead for a request at an offset, with a range of about hint bytes: what the client takes at once if it waits for it.
+// Another request that waits at the offset keeps its own, or the two would take it from each other for ever.
 func (t *Transport) open(key streamKey, loc directfetch.Location, m marks, list aborted, hint int64, by *directfetch.Use) *stream {
-	if old := t.ahead.streams[key]; old != nil {
+	if old := t.ahead.streams[key]; old != nil && !old.busy {
 		t.drop(old)
 	}
 	if all := t.ahead.byPart[key.partKey]; len(all) >= maxStreams {
@@ -111,7 +114,7 @@ func (t *Transport) move(s *stream, from streamKey) {
 	if t.ahead.streams[from] == s {
 		delete(t.ahead.streams, from)
 	}
-	if other := t.ahead.streams[s.key]; other != nil && other != s {
+	if other := t.ahead.streams[s.key]; other != nil && other != s && !other.busy {
 		t.drop(other)
 	}
 	t.ahead.streams[s.key] = s
@@ -270,6 +273,7 @@ func (t *Transport) read(s *stream, f *flight) {
 
 // fetch reads a range into its buffer, which it fills.
 func (t *Transport) fetch(ctx context.Context, f *flight) (err error) {
+	defer func() { err = withoutGrants(err, &f.segment) }()
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	timer := time.AfterFunc(t.cfg.ConnectTimeout, func() { cancel(ErrConnectTimeout) })
@@ -302,6 +306,36 @@ func (t *Transport) fetch(ctx context.Context, f *flight) (err error) {
 	}
 	return nil
 }
+
+// withoutGrants hides granted URLs in an error, which goes to the log: a fetcher's HTTP client likes to repeat what it asked for.
+func withoutGrants(err error, s *Segment) error {
+	if err == nil {
+		return nil
+	}
+	text := err.Error()
+	for _, g := range []Grant{s.LogGrant, s.ManifestGrant} {
+		if g == "" {
+			continue
+		}
+		text = strings.ReplaceAll(text, string(g), g.String())
+		if _, query, _ := strings.Cut(string(g), "?"); query != "" {
+			text = strings.ReplaceAll(text, query, g.String())
+		}
+	}
+	if text == err.Error() {
+		return err
+	}
+	return &hiddenError{text, err}
+}
+
+// hiddenError is an error with another text.
+type hiddenError struct {
+	text string
+	err  error
+}
+
+func (e *hiddenError) Error() string { return e.text }
+func (e *hiddenError) Unwrap() error { return e.err }
 
 // guard makes a panic of foreign code an error.
 func guard(err *error) {

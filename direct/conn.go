@@ -25,6 +25,8 @@ const (
 	linger = 10 * time.Second
 	// produceHead is how much of a Produce is looked at first for its acks: client id and transactional id are seldom longer.
 	produceHead = 512
+	// fetchBytes is up to which size a Fetch is looked into, some 30,000 partitions: in memory it is dozens of times as large.
+	fetchBytes = 1 << 20
 )
 
 // errBroken is a connection that ended while an answer was due.
@@ -252,7 +254,7 @@ func (c *conn) request(in *bufio.Reader, size int, h head) error {
 	var frame []byte // the whole of it, where that is needed
 	var err error
 	switch {
-	case h.key == keyFetch && h.version >= 4 && h.version <= maxFetchVersion && c.t.active && (c.direct || c.locates || !c.probed):
+	case h.key == keyFetch && h.version >= 4 && h.version <= maxFetchVersion && size <= fetchBytes && c.t.active && (c.direct || c.locates || !c.probed):
 		if frame, err = readFrame(in, 8, c.t.cfg.MaxFrameBytes, trustClient); err != nil {
 			return err
 		}
@@ -481,11 +483,21 @@ func (c *conn) answer(in *bufio.Reader, size int, p pending) error {
 	r := reply{parts: [][]byte{frame}}
 	if !p.own {
 		r.held = int64(len(frame))
-		if c.held.Add(r.held) > int64(c.t.cfg.MaxFrameBytes)+r.held {
-			return fmt.Errorf("%w: more answers wait for their turn than MaxFrameBytes", errFrame)
+		if err := c.hold(r.held); err != nil {
+			return err
 		}
 	}
 	p.entry.ch <- r
+	return nil
+}
+
+// hold counts n bytes that wait for their turn. Of those that wait already there may be MaxFrameBytes; more end the connection at
+// once, as the client reads nothing.
+func (c *conn) hold(n int64) error {
+	if c.held.Add(n) > int64(c.t.cfg.MaxFrameBytes)+n {
+		c.shutdown()
+		return fmt.Errorf("%w: more answers wait for their turn than MaxFrameBytes", errFrame)
+	}
 	return nil
 }
 
@@ -577,8 +589,8 @@ func (c *conn) fetch(frame []byte, e *entry) (taken bool, err error) {
 	if h.Version >= 15 {
 		replica = req.ReplicaState.ID
 	}
-	if replica >= 0 || directfetch.Formats(req) != nil {
-		return false, nil // a follower, or a client that reads the bucket by itself
+	if replica >= 0 || directfetch.Formats(req) != nil || repeats(req) {
+		return false, nil // a follower, a client that reads the bucket by itself, or none that Kafka has
 	}
 	if !c.probed {
 		if err := c.probe(h.ClientID); err != nil {
@@ -600,13 +612,31 @@ func (c *conn) fetch(frame []byte, e *entry) (taken bool, err error) {
 		return true, c.send(pending{head: parseHead(frame[4:]), entry: e, records: true}, func() error { return c.forward(nil, frame, 0) })
 	}
 	c.jobs.Go(func() {
-		r, err := newJob(c, h, req).run()
+		j := newJob(c, h, req)
+		r, err := j.run()
+		r.held = j.held
 		if err != nil && c.ctx.Err() == nil {
 			c.t.cfg.Logger.Debug("fetch failed", "broker", c.address, "cause", err)
 		}
 		e.ch <- r
 	})
 	return true, nil
+}
+
+// repeats reports whether a Fetch names a partition more than once.
+func repeats(req *kmsg.FetchRequest) bool {
+	seen := map[partKey]bool{}
+	for i := range req.Topics {
+		t := &req.Topics[i]
+		for k := range t.Partitions {
+			key := partKey{topic: t.Topic, id: t.TopicID, partition: t.Partitions[k].Partition}
+			if seen[key] {
+				return true
+			}
+			seen[key] = true
+		}
+	}
+	return false
 }
 
 // probe asks the broker, once per connection and when authentication is over, for the feature.

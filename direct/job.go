@@ -57,6 +57,8 @@ type job struct {
 	wake     chan struct{}
 	deadline time.Time
 	head     kmsg.FetchResponse // what is not of a topic, from the broker's answers
+	over     bool               // the client is over its quota, and hears that alone
+	held     int64              // bytes of records from the broker that wait for the answer's turn, see conn.held
 	chunks   []*chunk
 }
 
@@ -87,7 +89,7 @@ func (j *job) run() (reply, error) {
 			if err := j.forward(asks, wait, enough); err != nil {
 				return reply{}, err
 			}
-			if j.head.ErrorCode != 0 {
+			if j.head.ErrorCode != 0 || j.over {
 				return reply{parts: encodeFetch(j.h.Correlation, j.h.Version, &j.head, nil)}, nil
 			}
 			continue
@@ -202,8 +204,11 @@ func (j *job) letGo() {
 	j.t.mu.Lock()
 	defer j.t.mu.Unlock()
 	for _, w := range j.wants {
-		if w.stream != nil {
-			w.stream.busy, w.stream.wake = false, nil
+		if s := w.stream; s != nil {
+			s.busy, s.wake = false, nil
+			if j.t.ahead.streams[s.key] != s {
+				j.t.drop(s) // another one is filed there, and nobody would find this
+			}
 		}
 	}
 }
@@ -275,11 +280,18 @@ func (j *job) exchange(req *kmsg.FetchRequest, byKey map[partKey]*want, take fun
 	if err != nil {
 		return err
 	}
+	if err := j.hold(resp); err != nil {
+		return err
+	}
 	j.head.ThrottleMillis = max(j.head.ThrottleMillis, resp.ThrottleMillis)
 	j.head.ErrorCode = resp.ErrorCode
 	j.head.UnknownTags = resp.UnknownTags
 	if len(resp.Brokers) > 0 {
 		j.head.Brokers = j.c.endpoints(resp.Brokers)
+	}
+	// So brokers answer without a session who is over the quota, and clients know it.
+	if j.over = len(resp.Topics) == 0 && resp.ThrottleMillis > 0; j.over {
+		return nil
 	}
 	j.t.mu.Lock()
 	defer j.t.mu.Unlock()
@@ -302,6 +314,18 @@ func (j *job) exchange(req *kmsg.FetchRequest, byKey map[partKey]*want, take fun
 		}
 	}
 	return nil
+}
+
+// hold counts the records of an answer.
+func (j *job) hold(resp *kmsg.FetchResponse) error {
+	n := int64(0)
+	for i := range resp.Topics {
+		for k := range resp.Topics[i].Partitions {
+			n += int64(len(resp.Topics[i].Partitions[k].RecordBatches))
+		}
+	}
+	j.held += n
+	return j.c.hold(n)
 }
 
 // room is how many bytes of records the broker may send: what the client allows, less what is ready in front.
@@ -414,7 +438,11 @@ func (j *job) compose() reply {
 		case w.stream != nil:
 			j.serve(w, p, left, !taken, now)
 		default:
-			continue // dropped since it was planned; the client asks again
+			// Nothing is known of it yet, or no longer. Kafka's consumer throws away a full answer that lacks a partition.
+			p.resp.HighWatermark = -1
+			if w.key.committed {
+				p.resp.AbortedTransactions = aborted{}.upTo(0)
+			}
 		}
 		p.resp.Partition = w.key.partition
 		if n := p.size(); n > 0 {

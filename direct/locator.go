@@ -75,6 +75,10 @@ type found struct {
 // foundFresh is how long an answer is kept that nobody took.
 const foundFresh = time.Second
 
+// maxQuestions bounds the questions to the Locator that are under way; more wait: clients choose what they ask about, and each question
+// may make the Locator ask brokers and the store.
+const maxQuestions = 256
+
 func (f *found) stale(now time.Time) bool { return !f.over.IsZero() && now.Sub(f.over) >= foundFresh }
 
 // query is what a Locator is asked about a partition of a request.
@@ -92,12 +96,14 @@ func (j *job) locate(w *want, now time.Time) {
 		f = &found{}
 		t.ahead.finding[w.key] = f
 		q := w.query()
+		t.ahead.questions++
 		t.wg.Add(1)
 		go func() {
 			defer t.wg.Done()
 			loc, err := t.ask(q)
 			t.mu.Lock()
 			defer t.mu.Unlock()
+			t.ahead.questions--
 			f.loc, f.err, f.over = loc, err, time.Now()
 			for _, wake := range f.wake {
 				select {
@@ -136,6 +142,9 @@ func (j *job) consult(w *want, due bool, now time.Time) (pending bool) {
 		if w.act == actTag && (w.req.LastFetchedEpoch >= 0 || !j.t.cfg.Locator.Tiered(w.query())) {
 			w.local, w.act = true, actPlain
 			return false
+		}
+		if f := j.t.ahead.finding[w.key]; (f == nil || f.stale(now)) && j.t.ahead.questions >= maxQuestions {
+			return w.act == actTag // and not the broker's, which may have no such offsets any more
 		}
 		j.locate(w, now)
 	}
@@ -197,8 +206,12 @@ func (j *job) heard(w *want, f *found, now time.Time) bool {
 			j.fallback(w, c, now)
 		}
 	}
-	if w.stream != nil {
+	if w.stream != nil && (f.err != nil || f.loc != nil) {
 		return true // what there is may still be used, and the broker tells its marks
+	}
+	if w.stream != nil { // it was of another log, or what an election cut off
+		j.t.drop(w.stream)
+		w.stream = nil
 	}
 	w.local, w.act = true, actPlain
 	return false

@@ -3,6 +3,8 @@ package direct_test
 import (
 	"context"
 	"fmt"
+	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -280,4 +282,95 @@ func (e endless) Locate(ctx context.Context, _ direct.Query) (*direct.Location, 
 	close(e.begun)
 	<-ctx.Done()
 	return nil, ctx.Err()
+}
+
+// A client decides about what the Locator is asked, and so not about how much at once.
+func TestQuestionsAreBounded(t *testing.T) {
+	r := newRig(t, direct.Config{}, one(3, 1))
+	r.broker.do(func() { r.broker.feature = false })
+	l := &stalled{}
+	f, err := objectstore.New(r.bucket, objectstore.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	transport := newTransport(t, direct.Config{Fetcher: f, ConnectTimeout: time.Hour, Locator: l})
+	conn, err := transport.Dial("tcp", r.broker.addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var at []position
+	for i := range int32(2000) {
+		at = append(at, position{i, 0})
+	}
+	o := patient
+	o.waitMs = 100
+	newClient(t, conn).fetch(o, at)
+	if n := l.most.Load(); n == 0 || n > 256 {
+		t.Errorf("%d questions at once", n)
+	}
+}
+
+// stalled is a Locator that does not answer.
+type stalled struct{ now, most atomic.Int32 }
+
+func (*stalled) Tiered(direct.Query) bool { return true }
+
+func (s *stalled) Locate(ctx context.Context, _ direct.Query) (*direct.Location, error) {
+	s.most.Store(max(s.most.Load(), s.now.Add(1)))
+	defer s.now.Add(-1)
+	<-ctx.Done()
+	return nil, ctx.Err()
+}
+
+// A topic that was made anew under its name may have grown beyond the old one; then only the Locator knows that it is another.
+func TestLocatorTakesBackWhatItSaid(t *testing.T) {
+	log := func(name string) *fakePartition {
+		p := &fakePartition{epoch: 5}
+		for i := range 100 {
+			p.append(t, recordbatch.CodecNone, -1, false, fmt.Sprint(name, i, strings.Repeat("x", 10_000)))
+		}
+		p.expect(t)
+		return p
+	}
+	r, _ := stockRig(t, direct.Config{MarksMaxAge: 200 * time.Millisecond, RangeBytes: 64 << 10}, nil, func(b objstore.Bucket) []*fakePartition {
+		p := log("old")
+		p.tier(t, b, "old", 0, 99)
+		return []*fakePartition{p}
+	})
+	o := patient
+	o.partMax = 1
+	at := []int64{0}
+	check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, 0}}))
+	r.broker.do(func() {
+		r.broker.parts[0] = log("new")
+		r.broker.parts[0].append(t, recordbatch.CodecNone, -1, false, "more")
+		r.broker.parts[0].expect(t)
+	})
+	time.Sleep(250 * time.Millisecond)
+	o.minimum, o.waitMs = 1<<20, 300 // it is not answered before the Locator has
+	for range 3 {
+		check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, at[0]}}))
+	}
+}
+
+// An answer has all partitions of the request, as clients that know sessions want it, also those about which nothing is known yet:
+// Kafka's own consumer throws away one that lacks any.
+func TestAnswersAreWhole(t *testing.T) {
+	r, _ := stockRig(t, direct.Config{}, func(_ int, q direct.Query, l *direct.Location) (*direct.Location, error) {
+		if q.Partition == 1 {
+			time.Sleep(300 * time.Millisecond)
+		}
+		return l, nil
+	}, func(b objstore.Bucket) []*fakePartition {
+		return []*fakePartition{tieredPartition(t, b, "p", 6, 5), tieredPartition(t, b, "q", 6, 5)}
+	})
+	o := patient
+	o.waitMs, o.minimum = 100, 1<<20
+	resp := r.client.fetch(o, []position{{0, 0}, {1, 0}})
+	if n := len(resp.Topics[0].Partitions); n != 2 {
+		t.Fatalf("%d of 2 partitions", n)
+	}
+	if p := resp.Topics[0].Partitions[1]; p.Partition != 1 || p.ErrorCode != 0 || len(p.RecordBatches) != 0 {
+		t.Errorf("%+v", p)
+	}
 }

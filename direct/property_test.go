@@ -202,7 +202,8 @@ func check(t fataler, parts []*fakePartition, at []int64, o fetchOptions, resp *
 		for i := range topic.Partitions {
 			p := &topic.Partitions[i]
 			log := parts[p.Partition]
-			if p.ErrorCode != 0 || p.HighWatermark != log.end() || (p.AbortedTransactions != nil) != o.committed {
+			known := p.HighWatermark == log.end() || p.HighWatermark == -1 && len(p.RecordBatches) == 0
+			if p.ErrorCode != 0 || !known || (p.AbortedTransactions != nil) != o.committed {
 				t.Fatalf("partition %d: error %d, high watermark %d of %d, aborted %v", p.Partition, p.ErrorCode, p.HighWatermark, log.end(), p.AbortedTransactions)
 			}
 			if n := len(p.RecordBatches); n > 0 {

@@ -43,6 +43,7 @@ const (
 	factsOld   = 5 * time.Second  // and when none is given
 	badFor     = time.Minute      // how long a segment is left alone whose indexes are of no use
 	idleAfter  = 10 * time.Minute // how long a partition is followed that nobody asks for
+	maxParts   = 1 << 16          // partitions that are kept; of more the broker is asked
 	pieceLimit = 30 * time.Second // for one index
 )
 
@@ -154,7 +155,7 @@ func (l *Locator) sweep(now time.Time) {
 	defer l.mu.Unlock()
 	inUse := map[*followed]bool{}
 	for key, p := range l.parts {
-		if now.Sub(p.used) >= idleAfter {
+		if now.Sub(p.used) >= idleAfter || p.facts.at.IsZero() && !p.failed.IsZero() && now.Sub(p.failed) >= factsOld {
 			delete(l.parts, key)
 		} else if p.facts.log != nil {
 			inUse[p.facts.log] = true

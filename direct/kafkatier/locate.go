@@ -40,7 +40,7 @@ type facts struct {
 	log     *followed // nil with layouts that list
 }
 
-// part finds or begins the record of a partition.
+// part finds or begins the record of a partition; nil if there are too many.
 func (l *Locator) part(q direct.Query) *part {
 	key := partKey{q.Topic, tp.UUID(q.TopicID), q.Partition}
 	if q.Topic != "" {
@@ -48,6 +48,9 @@ func (l *Locator) part(q direct.Query) *part {
 	}
 	p := l.parts[key]
 	if p == nil {
+		if len(l.parts) >= maxParts {
+			return nil
+		}
 		p = &part{key: key}
 		l.parts[key] = p
 	}
@@ -60,6 +63,9 @@ func (l *Locator) Tiered(q direct.Query) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	p := l.part(q)
+	if p == nil {
+		return false
+	}
 	switch {
 	case l.ctx.Err() != nil, !p.failed.IsZero() && time.Since(p.failed) < factsOld:
 		return false
@@ -83,6 +89,9 @@ func (l *Locator) Locate(ctx context.Context, q direct.Query) (*direct.Location,
 	l.mu.Lock()
 	p := l.part(q)
 	l.mu.Unlock()
+	if p == nil {
+		return nil, nil
+	}
 	f, err := l.ask(ctx, p, factsFresh)
 	if err == nil && q.LeaderEpoch > f.epoch { // somebody leads by now
 		f, err = l.ask(ctx, p, 0)
