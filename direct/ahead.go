@@ -35,6 +35,12 @@ type hold struct {
 	until    time.Time
 }
 
+// crowded reports that there is as much read-ahead as memory has room for, a least range each. Whoever comes now is served by the
+// broker: a client may name tens of thousands of partitions in one small request.
+func (t *Transport) crowded() bool {
+	return int64(len(t.ahead.streams)) >= max(t.cfg.MemoryBytes/minRange, leastStreams)
+}
+
 // local is from where on a broker was found to have a partition's records itself, and until when that counts.
 type local struct {
 	from  int64

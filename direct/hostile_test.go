@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
+	"errors"
+	"fmt"
 	"io"
 	"net"
+	"os"
 	"runtime"
 	"testing"
 	"time"
@@ -53,18 +56,19 @@ func TestFetchOfManyTopicsTakesLittleMemory(t *testing.T) {
 func TestUnreadFetchesAreBounded(t *testing.T) {
 	const limit = 1 << 20
 	r := newRig(t, direct.Config{MaxFrameBytes: limit}, func(objstore.Bucket) []*fakePartition { return []*fakePartition{large(t)} })
-	at := make(chan struct{})
-	go func() {
-		defer close(at)
-		for i := range 100 {
-			if _, err := r.client.conn.Write(wire.AppendRequest(nil, int32(i), "bare", patient.request([]position{{0, 0}}))); err != nil {
-				return
-			}
+	if err := r.client.conn.SetWriteDeadline(time.Now().Add(20 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	for i := int32(0); ; i++ {
+		_, err := r.client.conn.Write(wire.AppendRequest(nil, i, "bare", patient.request([]position{{0, 0}})))
+		if errors.Is(err, os.ErrDeadlineExceeded) {
+			t.Fatal("the connection goes on")
 		}
-	}()
-	<-at
-	time.Sleep(500 * time.Millisecond)
-	if _, _, n := r.broker.counts(); n > 8*limit { // some are on the way
+		if err != nil {
+			break
+		}
+	}
+	if _, _, n := r.broker.counts(); n > 8*limit {
 		t.Errorf("%d bytes of answers wait, allowed are %d", n, limit)
 	}
 }
@@ -82,4 +86,29 @@ func TestRepeatedPartitions(t *testing.T) {
 	if n, _, _ := r.broker.counts(); n > 2 {
 		t.Errorf("one request became %d", n)
 	}
+}
+
+// A request of many tiered partitions takes as much memory for read-ahead as there is, not a range for each of them.
+func TestManyTieredPartitionsTakeBoundedMemory(t *testing.T) {
+	const partitions = 300
+	r := newRig(t, direct.Config{MemoryBytes: 64 << 10}, func(b objstore.Bucket) []*fakePartition {
+		var all []*fakePartition
+		for i := range partitions {
+			all = append(all, tieredPartition(t, b, fmt.Sprint("p", i), 6, 5))
+		}
+		return all
+	})
+	at := make([]int64, partitions)
+	var from []position
+	for i := range at {
+		from = append(from, position{int32(i), 0})
+	}
+	o := patient
+	o.minimum = 1 << 20
+	o.waitMs = 200
+	resp := r.client.fetch(o, from)
+	if s := r.transport.Snapshot(); s.Locations > 100 || s.Locations == 0 {
+		t.Errorf("%d places are being read", s.Locations)
+	}
+	check(r, r.broker.parts, at, o, resp)
 }

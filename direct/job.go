@@ -22,6 +22,9 @@ const (
 	// OFFSET_OUT_OF_RANGE and OFFSET_NOT_AVAILABLE, where a replica's log ends before the offset.
 	errOffsetOutOfRange   = 1
 	errOffsetNotAvailable = 78
+	// FENCED_LEADER_EPOCH and UNKNOWN_LEADER_EPOCH, where another leader than the one asked about leads.
+	errFencedLeaderEpoch  = 74
+	errUnknownLeaderEpoch = 75
 )
 
 // want is one partition of a client's Fetch and what is known about it so far.
@@ -393,6 +396,10 @@ func (j *job) take(w *want, p *kmsg.FetchResponseTopicPartition, now time.Time) 
 			w.answer = nil
 			if s := t.ahead.streams[w.key]; s != nil && !s.busy && s.loc.SegmentID == loc.SegmentID && s.loc.LeaderEpoch == loc.LeaderEpoch {
 				j.claim(w, s, now) // it was asked for ahead, and came just now
+				return
+			}
+			if t.crowded() {
+				w.plain, w.act = true, actPlain
 				return
 			}
 			s := t.open(w.key, *loc, m, p.AbortedTransactions, int64(w.req.PartitionMaxBytes), &j.c.use)

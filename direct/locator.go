@@ -240,7 +240,7 @@ func (j *job) atEnd(asks []*want) error {
 			high = max(high, loc.HighWatermark)
 		}
 		t := &req.Topics[len(req.Topics)-1]
-		t.Partitions = append(t.Partitions, partitionAtEnd(w.req, high))
+		t.Partitions = append(t.Partitions, partitionAtEnd(w.req, high, w.epochAtEnd()))
 		byKey[w.key.partKey] = w
 	}
 	j.t.mu.Unlock()
@@ -257,10 +257,26 @@ func requestAtEnd(from *kmsg.FetchRequest, version int16) *kmsg.FetchRequest {
 	return req
 }
 
-func partitionAtEnd(from *kmsg.FetchRequestTopicPartition, high int64) kmsg.FetchRequestTopicPartition {
+// partitionAtEnd asks at the high watermark, in the leader epoch that the client knows, or else in that of what is to be read: another
+// leader may have another log.
+func partitionAtEnd(from *kmsg.FetchRequestTopicPartition, high int64, epoch int32) kmsg.FetchRequestTopicPartition {
 	p := *from
 	p.FetchOffset, p.PartitionMaxBytes = high, 1
+	if p.CurrentLeaderEpoch < 0 {
+		p.CurrentLeaderEpoch = epoch
+	}
 	return p
+}
+
+// epochAtEnd is the leader epoch of what was found or is being read, -1 if it is not known.
+func (w *want) epochAtEnd() int32 {
+	if loc := w.located(); loc != nil {
+		return loc.LeaderEpoch
+	}
+	if w.stream != nil {
+		return w.stream.loc.LeaderEpoch
+	}
+	return -1
 }
 
 // takeAtEnd makes of the broker's answer at the log's end and the Locator's what a broker with the feature would have
@@ -289,6 +305,10 @@ func merge(p *kmsg.FetchResponseTopicPartition, loc *Location, q Query, archived
 	switch p.ErrorCode {
 	case errOffsetOutOfRange, errOffsetNotAvailable:
 		return false
+	case errFencedLeaderEpoch, errUnknownLeaderEpoch:
+		if q.LeaderEpoch < 0 { // it was the Locator's, of which the client knows nothing
+			return false
+		}
 	case 0:
 		if q.Offset < p.LogStartOffset && !archived || loc != nil && loc.EndOffset >= p.HighWatermark {
 			return false
@@ -320,7 +340,7 @@ func (j *job) locateAhead(topicIndex int, from kmsg.FetchRequestTopicPartition, 
 	}
 	req := requestAtEnd(j.req, j.up)
 	topic := j.req.Topics[topicIndex]
-	topic.Partitions = []kmsg.FetchRequestTopicPartition{partitionAtEnd(&from, loc.HighWatermark)}
+	topic.Partitions = []kmsg.FetchRequestTopicPartition{partitionAtEnd(&from, loc.HighWatermark, loc.LeaderEpoch)}
 	req.Topics = []kmsg.FetchRequestTopic{topic}
 	resp, err := j.askBroker(req)
 	if err != nil {

@@ -332,7 +332,7 @@ func TestLocatorTakesBackWhatItSaid(t *testing.T) {
 		p.expect(t)
 		return p
 	}
-	r, _ := stockRig(t, direct.Config{MarksMaxAge: 200 * time.Millisecond, RangeBytes: 64 << 10}, nil, func(b objstore.Bucket) []*fakePartition {
+	r, _ := stockRig(t, direct.Config{MarksMaxAge: time.Nanosecond, RangeBytes: 64 << 10}, nil, func(b objstore.Bucket) []*fakePartition {
 		p := log("old")
 		p.tier(t, b, "old", 0, 99)
 		return []*fakePartition{p}
@@ -346,7 +346,6 @@ func TestLocatorTakesBackWhatItSaid(t *testing.T) {
 		r.broker.parts[0].append(t, recordbatch.CodecNone, -1, false, "more")
 		r.broker.parts[0].expect(t)
 	})
-	time.Sleep(250 * time.Millisecond)
 	o.minimum, o.waitMs = 1<<20, 300 // it is not answered before the Locator has
 	for range 3 {
 		check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, at[0]}}))
@@ -356,9 +355,10 @@ func TestLocatorTakesBackWhatItSaid(t *testing.T) {
 // An answer has all partitions of the request, as clients that know sessions want it, also those about which nothing is known yet:
 // Kafka's own consumer throws away one that lacks any.
 func TestAnswersAreWhole(t *testing.T) {
+	slow := make(chan struct{})
 	r, _ := stockRig(t, direct.Config{}, func(_ int, q direct.Query, l *direct.Location) (*direct.Location, error) {
 		if q.Partition == 1 {
-			time.Sleep(300 * time.Millisecond)
+			<-slow
 		}
 		return l, nil
 	}, func(b objstore.Bucket) []*fakePartition {
@@ -367,10 +367,29 @@ func TestAnswersAreWhole(t *testing.T) {
 	o := patient
 	o.waitMs, o.minimum = 100, 1<<20
 	resp := r.client.fetch(o, []position{{0, 0}, {1, 0}})
+	close(slow)
 	if n := len(resp.Topics[0].Partitions); n != 2 {
 		t.Fatalf("%d of 2 partitions", n)
 	}
 	if p := resp.Topics[0].Partitions[1]; p.Partition != 1 || p.ErrorCode != 0 || len(p.RecordBatches) != 0 {
 		t.Errorf("%+v", p)
+	}
+}
+
+// A location of another leader epoch than the broker's is not used, though the client names none.
+func TestLocationsOfAnotherEpoch(t *testing.T) {
+	for _, epoch := range []int32{4, 6} {
+		r, _ := stockRig(t, direct.Config{}, func(_ int, _ direct.Query, l *direct.Location) (*direct.Location, error) {
+			if l == nil {
+				return nil, nil
+			}
+			other := *l
+			other.LeaderEpoch = epoch
+			return &other, nil
+		}, one(30, 10))
+		r.drain(patient, 0, 0)
+		if s := r.transport.Snapshot(); s.Served != 0 {
+			t.Errorf("epoch %d: %+v", epoch, s)
+		}
 	}
 }

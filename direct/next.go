@@ -66,7 +66,7 @@ func (t *Transport) takeAhead(key streamKey, resp *kmsg.FetchResponse, by *direc
 			if err != nil || loc == nil || p.ErrorCode != 0 || p.Partition != key.partition || t.closed || t.ahead.streams[key] != nil {
 				continue
 			}
-			if c, _ := t.check(loc, key.next); c == "" {
+			if c, _ := t.check(loc, key.next); c == "" && !t.crowded() {
 				t.open(key, *loc, marks{p.HighWatermark, p.LastStableOffset, p.LogStartOffset, time.Now()}, p.AbortedTransactions, t.cfg.RangeBytes, by)
 			}
 		}

@@ -8,8 +8,9 @@ import (
 )
 
 const (
-	minRange   = 64 << 10
-	maxStreams = 8 // read-aheads of one partition: two for each of four consumers with positions of their own
+	minRange     = 64 << 10
+	leastStreams = 64 // read-aheads that there may always be
+	maxStreams   = 8  // read-aheads of one partition: two for each of four consumers with positions of their own
 )
 
 // partKey names a partition. The broker's address is in it since one Transport may reach several clusters. The owner is 0

@@ -8,7 +8,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"slices"
+	"sync"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -71,6 +71,7 @@ type API struct {
 	Services
 	table    []entry
 	accounts quota.Accounts
+	vain     vain
 }
 
 // New returns an API over its services.
@@ -233,28 +234,59 @@ func (a *API) topicName(id [16]byte) (string, bool) {
 const imageLag = 500 * time.Millisecond
 
 // imageWith returns the newest image, which is waited for until it knows all that a request names, or ctx ends: who created a topic at
-// another node, and was told so, must not hear from this one that there is none.
-func (a *API) imageWith(ctx context.Context, known func(*metadata.Image) bool) *metadata.Image {
+// another node, and was told so, must not hear from this one that there is none. Missing returns a partition that an image lacks. One
+// that was waited for in vain is not waited for again for a while: a group goes on committing offsets of a topic that was deleted.
+func (a *API) imageWith(ctx context.Context, missing func(*metadata.Image) (tp.Partition, bool)) *metadata.Image {
 	for {
 		changed := a.Changed()
 		img := a.Image()
-		if known(img) {
+		id, lacks := missing(img)
+		if !lacks || a.vain.has(id, time.Now()) {
 			return img
 		}
 		select {
 		case <-changed:
 		case <-ctx.Done():
+			a.vain.add(id, time.Now())
 			return img
 		}
 	}
 }
 
-// has reports whether an image knows all partitions.
-func has(img *metadata.Image, ids []tp.Partition) bool {
-	return !slices.ContainsFunc(ids, func(id tp.Partition) bool {
-		_, _, ok := img.Partition(id)
-		return !ok
-	})
+// vain are partitions that were waited for in vain, and until when that counts. The zero value has none.
+type vain struct {
+	mu    sync.Mutex
+	until map[tp.Partition]time.Time
+}
+
+const (
+	vainFor = 30 * time.Second
+	maxVain = 10_000 // that are remembered
+)
+
+func (v *vain) add(id tp.Partition, now time.Time) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	if v.until == nil || len(v.until) >= maxVain {
+		v.until = map[tp.Partition]time.Time{}
+	}
+	v.until[id] = now.Add(vainFor)
+}
+
+func (v *vain) has(id tp.Partition, now time.Time) bool {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	return now.Before(v.until[id])
+}
+
+// lacks returns the first of some partitions that an image does not know.
+func lacks(img *metadata.Image, ids []tp.Partition) (tp.Partition, bool) {
+	for _, id := range ids {
+		if _, _, ok := img.Partition(id); !ok {
+			return id, true
+		}
+	}
+	return tp.Partition{}, false
 }
 
 // replica finds a partition of this broker, or the error that says why it cannot be used here.

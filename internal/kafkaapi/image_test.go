@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/varve-io/varve/internal/metadata"
+	"github.com/varve-io/varve/internal/tp"
 )
 
 // What was created at another node a moment ago is waited for, what is not there for half a second.
@@ -23,7 +24,7 @@ func TestImageWithWhatIsOnItsWay(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), imageLag)
 			defer cancel()
 			began := time.Now()
-			return a.imageWith(ctx, func(img *metadata.Image) bool { return img == want }), time.Since(began)
+			return a.imageWith(ctx, func(img *metadata.Image) (tp.Partition, bool) { return tp.Partition{Topic: "t"}, img != want }), time.Since(began)
 		}
 		if got, took := look(old); got != old || took != 0 {
 			t.Errorf("what is known took %v", took)
@@ -35,8 +36,11 @@ func TestImageWithWhatIsOnItsWay(t *testing.T) {
 		if got, took := look(newer); got != newer || took != 30*time.Millisecond {
 			t.Errorf("what was on its way took %v", took)
 		}
-		if got, took := look(old); got != newer || took != imageLag {
-			t.Errorf("what is unknown took %v", took)
+		for _, step := range []struct{ after, took time.Duration }{{0, imageLag}, {0, 0}, {vainFor, imageLag}} {
+			time.Sleep(step.after)
+			if got, took := look(old); got != newer || took != step.took {
+				t.Errorf("what is unknown took %v, not %v", took, step.took)
+			}
 		}
 	})
 }

@@ -18,19 +18,19 @@ func (a *API) offsetCommit(ctx context.Context, c *call, req *kmsg.OffsetCommitR
 	resp := respond[*kmsg.OffsetCommitResponse](req)
 	ctx, cancel := context.WithTimeout(ctx, imageLag)
 	defer cancel()
-	img := a.imageWith(ctx, func(img *metadata.Image) bool {
+	img := a.imageWith(ctx, func(img *metadata.Image) (tp.Partition, bool) {
 		for _, rt := range req.Topics {
 			name := rt.Topic
 			if t := img.TopicsByID[tp.UUID(rt.TopicID)]; req.Version >= 10 && t != nil {
 				name = t.Name
 			}
 			for _, rp := range rt.Partitions {
-				if !has(img, []tp.Partition{{Topic: name, Index: rp.Partition}}) {
-					return false
+				if id, ok := lacks(img, []tp.Partition{{Topic: name, Index: rp.Partition}}); ok {
+					return id, true
 				}
 			}
 		}
-		return true
+		return tp.Partition{}, false
 	})
 	now := c.received.UnixMilli()
 	var commits []coordinator.Commit
