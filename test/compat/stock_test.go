@@ -39,14 +39,14 @@ func stockKafka(t *testing.T, nodes int) *stock {
 			t.Errorf("stopping Kafka: %v\n%s", err, errs)
 		}
 	})
-	start := command{limit: 2 * time.Minute}
+	var start command
 	if nodes == 1 {
 		jmx := strconv.Itoa(port + 2)
 		s.jmx = "service:jmx:rmi:///jndi/rmi://127.0.0.1:" + jmx + "/jmxrmi"
 		start.env = []string{"VARVE_PEER_JAVA_OPTS=-Dcom.sun.management.jmxremote.port=" + jmx + " -Dcom.sun.management.jmxremote.rmi.port=" + jmx +
 			" -Dcom.sun.management.jmxremote.host=127.0.0.1 -Djava.rmi.server.hostname=127.0.0.1 -Dcom.sun.management.jmxremote.authenticate=false -Dcom.sun.management.jmxremote.ssl=false"}
 	}
-	start.run(t, s.k.path, "start", "--dir", s.home, "--port", strconv.Itoa(port), "--nodes", strconv.Itoa(nodes), "--heap", "300m", "--tiered",
+	s.k.found(t, start, s.home, "--port", strconv.Itoa(port), "--nodes", strconv.Itoa(nodes), "--heap", "300m", "--tiered",
 		"--set", "log.segment.delete.delay.ms=500")
 	var addrs []string
 	for i := range nodes {
