@@ -7,6 +7,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"math"
+	"math/bits"
 
 	"github.com/varve-io/varve/internal/producerstate"
 	"github.com/varve-io/varve/internal/recordbatch"
@@ -74,10 +75,11 @@ func MakePlan(segments []Segment, cleaned, stable, now int64, c Config) Plan {
 	return p
 }
 
-// Map has the last offset of each key. Its memory is fixed: 24 bytes an entry, of which it fills nine in ten. Keys are known by
-// 128 bits of their SHA-256, so that nobody can make two that count as one.
+// Map has the last offset of each key. Its memory is bounded, for 30 bytes a key where it is full. Keys are known by 128 bits of their
+// SHA-256, so that nobody can make two that count as one.
 type Map struct {
 	slots []slot
+	max   int // slots that it may grow to
 	count int
 	// Latest is the last offset that was looked at, -1 before the first: records above it all stay.
 	Latest int64
@@ -88,16 +90,28 @@ type slot struct {
 	offset int64 // one more than it is, so that 0 is an empty slot
 }
 
-const slotBytes = 24
+const (
+	slotBytes  = 24
+	firstSlots = 1 << 14 // a map begins with fewer
+	growth     = 8
+)
 
-// NewMap makes a map for records in a range of so many offsets, that takes at most `memory` bytes. It holds one key at the least.
+// NewMap makes a map for records in a range of so many offsets, that takes at most `memory` bytes. It holds one key at the least. It
+// begins small and grows with the keys, since a table that is larger than they need costs a cache miss for every record; what it
+// takes while it grows is in the bound.
 func NewMap(memory int, offsets int64) *Map {
-	n := min(int64(memory/slotBytes), offsets+offsets/8+1)
-	return &Map{slots: make([]slot, max(n, 2)), Latest: -1}
+	most := int64(memory) / slotBytes * growth / (growth + 1)
+	m := &Map{max: int(max(min(most, offsets+offsets/8+1), 2)), Latest: -1}
+	n := m.max
+	for n > firstSlots {
+		n /= growth
+	}
+	m.slots = make([]slot, n)
+	return m
 }
 
 // Room is the number of keys that can still be taken.
-func (m *Map) Room() int { return max(len(m.slots)*9/10, 1) - m.count }
+func (m *Map) Room() int { return max(m.max*9/10, 1) - m.count }
 
 // Len is the number of keys.
 func (m *Map) Len() int { return m.count }
@@ -106,9 +120,17 @@ func (m *Map) Len() int { return m.count }
 func (m *Map) find(key []byte) (s *slot, hi, lo uint64) {
 	sum := sha256.Sum256(key)
 	hi, lo = binary.LittleEndian.Uint64(sum[:]), binary.LittleEndian.Uint64(sum[8:])
-	for i := hi % uint64(len(m.slots)); ; i = (i + 1) % uint64(len(m.slots)) {
+	return m.at(hi, lo), hi, lo
+}
+
+// at probes from the place that the hash has in proportion.
+func (m *Map) at(hi, lo uint64) *slot {
+	for i, _ := bits.Mul64(hi, uint64(len(m.slots))); ; i++ {
+		if i == uint64(len(m.slots)) {
+			i = 0
+		}
 		if s := &m.slots[i]; s.offset == 0 || s.hi == hi && s.lo == lo {
-			return s, hi, lo
+			return s
 		}
 	}
 }
@@ -117,9 +139,26 @@ func (m *Map) find(key []byte) (s *slot, hi, lo uint64) {
 func (m *Map) Put(key []byte, offset int64) {
 	s, hi, lo := m.find(key)
 	if s.offset == 0 {
-		m.count++
+		if m.count++; len(m.slots) < m.max && m.count > len(m.slots)*3/4 {
+			m.grow()
+			s = m.at(hi, lo)
+		}
 	}
 	*s = slot{hi, lo, offset + 1}
+}
+
+func (m *Map) grow() {
+	old := m.slots
+	n := len(old) * growth
+	if n > m.max/growth { // the last step, so that no other would be left
+		n = m.max
+	}
+	m.slots = make([]slot, n)
+	for _, s := range old {
+		if s.offset > 0 {
+			*m.at(s.hi, s.lo) = s
+		}
+	}
 }
 
 // Superseded says whether a later record than the one at offset has its key.

@@ -1,6 +1,7 @@
 package log
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"math"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/varve-io/varve/internal/compact"
 	"github.com/varve-io/varve/internal/recordbatch"
 	"github.com/varve-io/varve/internal/tp"
 	"github.com/varve-io/varve/internal/vfs"
@@ -197,5 +199,50 @@ func BenchmarkRead(b *testing.B) {
 			_, _ = io.Discard.Write(buf)
 			l.CloseDirty()
 		})
+	}
+}
+
+// BenchmarkCompact compacts records of 1 KiB, ten values a key, in segments of 16 MiB: MB/s of what is read.
+func BenchmarkCompact(b *testing.B) {
+	value := make([]byte, 1024)
+	for i := range value {
+		value[i] = 'a' + byte(i*7%26)
+	}
+	for b.Loop() {
+		b.StopTimer()
+		dir := b.TempDir()
+		cfg := DefaultConfig()
+		cfg.SegmentBytes = 16 << 20
+		l, err := Open(Options{FS: vfs.OS{}, Dir: dir + "/t-0", Partition: tp.Partition{Topic: "t"}, TopicID: tp.UUID{1}, Config: cfg, Now: time.Now()})
+		if err != nil {
+			b.Fatal(err)
+		}
+		n := 0
+		for n < 300_000 {
+			x := recordbatch.NewBuilder()
+			for range 60 {
+				x.Add(recordbatch.Record{Timestamp: 1, Key: fmt.Appendf(nil, "key-%d", n%30_000), Value: value})
+				n++
+			}
+			raw, err := x.Build()
+			if err != nil {
+				b.Fatal(err)
+			}
+			if _, err := l.AppendAsLeader(AppendRequest{Records: raw, Now: time.Now()}); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := l.Roll(time.Now()); err != nil {
+			b.Fatal(err)
+		}
+		b.StartTimer()
+		res, err := l.Compact(context.Background(), compact.Plan{From: 0, To: int64(n)}, CompactOptions{Memory: 128 << 20, Now: time.Now()})
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.SetBytes(res.Before)
+		b.StopTimer()
+		l.Close()
+		b.StartTimer()
 	}
 }
