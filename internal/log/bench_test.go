@@ -2,6 +2,7 @@ package log
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -232,7 +233,7 @@ func BenchmarkCompact(b *testing.B) {
 				b.Fatal(err)
 			}
 		}
-		if err := l.Roll(time.Now()); err != nil {
+		if err := errors.Join(l.Roll(time.Now()), l.Flush()); err != nil { // as what was sealed is
 			b.Fatal(err)
 		}
 		b.StartTimer()

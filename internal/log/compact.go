@@ -200,6 +200,7 @@ type compaction struct {
 	o        CompactOptions
 	cleaner  *compact.Cleaner
 	interval int
+	buffer   []byte // of what is to be written, for one group after the other
 }
 
 func (w *compaction) throttle(n int) error {
@@ -290,9 +291,10 @@ func (w *compaction) learn(segments []*segment.Reader, p compact.Plan, aborted [
 // staged is a group of segments whose successor lies aside.
 type staged struct {
 	group   []*segment.Reader
-	size    int64 // of the successor's log
-	txns    bool  // whether it has a transaction index
-	changed bool  // or nothing lies aside, and the group stays as it is
+	size    int64      // of the successor's log
+	txns    bool       // whether it has a transaction index
+	changed bool       // or nothing lies aside, and the group stays as it is
+	files   []vfs.File // of the successor, open until they are synced
 }
 
 func (g *staged) replacement() replacement {
@@ -309,12 +311,14 @@ func (w *compaction) stage(group []*segment.Reader) (g staged, records int64, er
 	if err != nil {
 		return g, 0, err
 	}
+	g.files = append(g.files, f)
 	defer func() {
 		if err != nil || !g.changed {
-			err = errors.Join(err, l.removeFiles(stagedNames(base)))
+			err = errors.Join(err, l.forget([]staged{g}))
 		}
 	}()
-	var buffer []byte
+	buffer := w.buffer[:0]
+	defer func() { w.buffer = buffer }()
 	written := int64(0)
 	write := func() error {
 		if err := w.throttle(len(buffer)); err != nil {
@@ -360,10 +364,7 @@ func (w *compaction) stage(group []*segment.Reader) (g staged, records int64, er
 		}
 		return write()
 	}
-	if err = copyAll(); err == nil && g.changed {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil || !g.changed {
+	if err = copyAll(); err != nil || !g.changed {
 		return g, records, err
 	}
 	x.Seal()
@@ -374,7 +375,12 @@ func (w *compaction) stage(group []*segment.Reader) (g staged, records int64, er
 		if index.suffix == segment.TxnIndexSuffix && len(index.data) == 0 {
 			continue
 		}
-		if err := vfs.WriteFile(l.fs, l.path(base, index.suffix)+cleanedSuffix, index.data); err != nil {
+		f, err := l.fs.Create(l.path(base, index.suffix) + cleanedSuffix)
+		if err != nil {
+			return g, records, err
+		}
+		g.files = append(g.files, f)
+		if _, err := f.WriteAt(index.data, 0); err != nil {
 			return g, records, err
 		}
 	}
@@ -384,11 +390,23 @@ func (w *compaction) stage(group []*segment.Reader) (g staged, records int64, er
 
 // forget removes what lies aside.
 func (l *Log) forget(batch []staged) error {
+	err := closeStaged(batch)
 	var names []string
 	for _, g := range batch {
 		names = append(names, stagedNames(g.group[0].Base)...)
 	}
-	return l.removeFiles(names)
+	return errors.Join(err, l.removeFiles(names))
+}
+
+// closeStaged closes the files that are still open.
+func closeStaged(batch []staged) (err error) {
+	for i := range batch {
+		for _, f := range batch[i].files {
+			err = errors.Join(err, f.Close())
+		}
+		batch[i].files = nil
+	}
+	return err
 }
 
 func stagedNames(base int64) []string {
@@ -407,6 +425,13 @@ var ErrSegmentsGone = errors.New("segments were removed during their compaction"
 func (l *Log) replaceSegments(batch []staged) error {
 	if len(batch) == 0 {
 		return nil
+	}
+	var files []vfs.File
+	for _, g := range batch {
+		files = append(files, g.files...)
+	}
+	if err := errors.Join(vfs.SyncAll(l.fs, files), closeStaged(batch)); err != nil {
+		return errors.Join(err, l.forget(batch))
 	}
 	l.flushMu.Lock()
 	defer l.flushMu.Unlock()
