@@ -99,9 +99,6 @@ type CompactResult struct {
 func (l *Log) Compact(ctx context.Context, p compact.Plan, o CompactOptions) (CompactResult, error) {
 	res := CompactResult{From: p.From, To: p.From}
 	wrap := func(err error) error { return fmt.Errorf("%s: compact: %w", l.partition, err) }
-	if err := l.FlushUpTo(p.To); err != nil { // what is read must not be what a crash forgets
-		return res, err
-	}
 	cfg := l.config.Load()
 	v := l.current.Load()
 	segments := slices.Clone(v.sealed[:v.find(p.To)])
@@ -145,7 +142,7 @@ func (l *Log) Compact(ctx context.Context, p compact.Plan, o CompactOptions) (Co
 			batch = append(batch, g)
 		}
 		if len(batch) == compactBatch {
-			if err := l.replaceSegments(batch); err != nil {
+			if err := l.flushAndReplace(p.To, batch); err != nil {
 				return res, wrap(err)
 			}
 			batch = nil
@@ -154,7 +151,7 @@ func (l *Log) Compact(ctx context.Context, p compact.Plan, o CompactOptions) (Co
 		res.Records += records
 		res.Left++
 	}
-	if err := l.replaceSegments(batch); err != nil {
+	if err := l.flushAndReplace(p.To, batch); err != nil {
 		return res, wrap(err)
 	}
 	l.mu.Lock()
@@ -419,6 +416,15 @@ func stagedNames(base int64) []string {
 
 // ErrSegmentsGone: retention or a truncation removed what was being compacted. The next plan goes by what is left.
 var ErrSegmentsGone = errors.New("segments were removed during their compaction")
+
+// flushAndReplace is replaceSegments once what was read up to an offset is durable: a record must not go for a later one that a crash
+// forgets. Segments are flushed when they are sealed, and what is left of that goes on while keys are learned.
+func (l *Log) flushAndReplace(to int64, batch []staged) error {
+	if err := l.FlushUpTo(to); err != nil {
+		return errors.Join(err, l.forget(batch))
+	}
+	return l.replaceSegments(batch)
+}
 
 // replaceSegments puts compacted segments, which lie aside with their indexes, in the places of their groups. The decision is one
 // file; Open finishes what a crash interrupts after it.

@@ -4,14 +4,17 @@ import (
 	"context"
 	"errors"
 	"math"
+	"math/rand/v2"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/varve-io/varve/internal/compact"
 	"github.com/varve-io/varve/internal/recordbatch"
 	"github.com/varve-io/varve/internal/segment"
+	"github.com/varve-io/varve/internal/tp"
 	"github.com/varve-io/varve/internal/vfs"
 )
 
@@ -251,5 +254,72 @@ func TestTombstones(t *testing.T) {
 	compact()
 	if there(tombstone) {
 		t.Fatal("the tombstone outlived its time")
+	}
+}
+
+// A record goes for a later one only when that is durable: a power cut at any step of a compaction leaves a value of each key.
+func TestCompactionWaitsForWhatItRead(t *testing.T) {
+	write := func(l *Log, value string) {
+		b := recordbatch.NewBuilder()
+		b.Add(recordbatch.Record{Timestamp: 1, Key: []byte("key"), Value: []byte(value)})
+		raw, err := b.Build()
+		if err == nil {
+			_, err = l.AppendAsLeader(AppendRequest{Records: raw, Now: time.UnixMilli(1)})
+		}
+		if err == nil {
+			err = l.Roll(time.UnixMilli(1))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	cut := false
+	for step := range 80 {
+		mem := vfs.NewMem()
+		if err := errors.Join(mem.MkdirAll("/d"), mem.SyncDir("/")); err != nil {
+			t.Fatal(err)
+		}
+		fs := vfs.NewFaulty(mem)
+		cfg := DefaultConfig()
+		cfg.Compact, cfg.Delete, cfg.RetentionMs = true, false, -1
+		cfg.SegmentBytes = 100 // so that the new record is in a group of its own, and not written again
+		open := func(fs vfs.FS) *Log {
+			l, err := Open(Options{FS: fs, Dir: "/d/k-0", Partition: tp.Partition{Topic: "k"}, TopicID: tp.UUID{1}, Config: cfg, Now: time.UnixMilli(1)})
+			if err != nil {
+				t.Fatal(err)
+			}
+			l.SetHighWatermark(math.MaxInt64)
+			return l
+		}
+		l := open(fs)
+		write(l, "old")
+		if err := l.Flush(); err != nil {
+			t.Fatal(err)
+		}
+		write(l, "new") // is in the page cache alone
+		var after *vfs.Mem
+		left := step
+		fs.Before = func(vfs.Op, string) {
+			if left == 0 {
+				after, cut = mem.CrashClone(rand.New(rand.NewPCG(uint64(step), 1))), true
+			}
+			left--
+		}
+		if _, err := l.Compact(t.Context(), compact.Plan{From: 0, To: 2}, CompactOptions{Memory: 1 << 20, Now: time.UnixMilli(1)}); err != nil {
+			t.Fatal(err)
+		}
+		fs.Before = nil
+		l.CloseDirty()
+		if after == nil {
+			continue
+		}
+		again := open(after)
+		if o := again.Offsets(); len(readRaw(t, again, o.LocalLogStart, o.End, math.MaxInt32)) == 0 {
+			t.Errorf("step %d: no value is left", step)
+		}
+		again.CloseDirty()
+	}
+	if !cut {
+		t.Error("no step was cut")
 	}
 }
