@@ -115,7 +115,8 @@ func load(t *testing.T, addr, topic string, partitions int32, perPartition int) 
 			}
 		})
 		for p := range partitions {
-			if localStart(t, cl, topic, p) > int64(perPartition)-200 {
+			// What is in the tier has left the broker, too: how much that serves does not hang on when retention came by.
+			if at := localStart(t, cl, topic, p); at > int64(perPartition)-200 && at == offsetAt(t, cl, topic, p, earliestPendingUpload) {
 				tiered++
 			}
 		}
@@ -522,11 +523,22 @@ func (deadFetcher) Formats() []string { return []string{"ApacheKafkaV1"} }
 // localStart asks for the first offset that the broker has itself (KIP-405, ListOffsets -4).
 func localStart(t *testing.T, cl *kgo.Client, topic string, partition int32) int64 {
 	t.Helper()
+	return offsetAt(t, cl, topic, partition, earliestLocal)
+}
+
+// Timestamps that stand for offsets (KIP-405, KIP-1023).
+const (
+	earliestLocal         = -4
+	earliestPendingUpload = -6
+)
+
+func offsetAt(t *testing.T, cl *kgo.Client, topic string, partition int32, timestamp int64) int64 {
+	t.Helper()
 	req := kmsg.NewPtrListOffsetsRequest()
 	rt := kmsg.NewListOffsetsRequestTopic()
 	rt.Topic = topic
 	rp := kmsg.NewListOffsetsRequestTopicPartition()
-	rp.Partition, rp.Timestamp = partition, -4
+	rp.Partition, rp.Timestamp = partition, timestamp
 	rt.Partitions = append(rt.Partitions, rp)
 	req.Topics = append(req.Topics, rt)
 	resp, err := req.RequestWith(t.Context(), cl)
