@@ -152,25 +152,14 @@ func committedSection(b *bench) error {
 	if err != nil {
 		return err
 	}
-	const per = 1000
 	visible := map[string]int{}
 	for _, p := range []*process{v, k} {
 		if p == nil {
 			continue
 		}
-		if err := b.create(p, "history", 1, tierTopic); err != nil {
+		if visible[p.name], err = b.fillAborted(p, "history", b.n(800_000)); err != nil {
 			return err
 		}
-		txns := b.n(800_000) / per
-		if _, err := b.transact(p, "history", txns, per, 0, func(i int) bool { return i%10 != 9 }, kgo.ProducerLinger(50*time.Millisecond), kgo.ProducerBatchMaxBytes(64<<10)); err != nil {
-			return err
-		}
-		local, err := b.settle(p, "history")
-		if err != nil {
-			return err
-		}
-		whole := local / (per + 1) // each with its marker
-		visible[p.name] = (whole - whole/10) * per
 	}
 	loads, err := b.alternate([]*process{v, k}, func(p *process) (load, error) {
 		return b.consume(p, "history", visible[p.name], kgo.FetchIsolationLevel(kgo.ReadCommitted()))

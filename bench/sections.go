@@ -15,10 +15,6 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
-	"github.com/twmb/franz-go/pkg/kgo"
-
-	"github.com/varve-io/varve/direct"
-	"github.com/varve-io/varve/direct/objectstore"
 )
 
 // pair starts both brokers, empty.
@@ -349,7 +345,7 @@ func directSection(b *bench) error {
 		if err != nil {
 			return err
 		}
-		d, gets, err := b.directRead(v, url, n)
+		d, err := b.directly(v, url, nil, "history", n)
 		if err != nil {
 			return err
 		}
@@ -357,7 +353,7 @@ func directSection(b *bench) error {
 			continue
 		}
 		plain, through, directly = append(plain, p), append(through, t.mbps()), append(directly, d.mbps())
-		brokerCPU, directCPU, requests = append(brokerCPU, t.cpuPerGB()), append(directCPU, d.cpuPerGB()), append(requests, gets)
+		brokerCPU, directCPU, requests = append(brokerCPU, t.cpuPerGB()), append(directCPU, d.cpuPerGB()), append(requests, d.gets)
 	}
 	b.add(row{section: section, what: "plain parallel ranged reader (4 × 4 MiB), nothing parsed", unit: "MB/s", varve: plain})
 	b.add(row{section: section, what: "kgo over the transport", unit: "MB/s", varve: directly, target: "≥ 70 % of the plain reader"})
@@ -368,22 +364,6 @@ func directSection(b *bench) error {
 	b.note("Direct read: %.0f %% of the plain ranged reader, broker CPU %.1f %% of the broker path's, %.1f× the 140–180 MB/s of Kafka with the Aiven plug-in.",
 		100*median(directly)/median(plain), 100*median(directCPU)/median(brokerCPU), median(directly)/160)
 	return end(v, store)
-}
-
-// directRead consumes over the transport.
-func (b *bench) directRead(v *process, url string, n int) (load, float64, error) {
-	f, err := objectstore.Open(url, objectstore.Options{AccessKey: "bench", SecretKey: "benchsecret"})
-	if err != nil {
-		return load{}, 0, err
-	}
-	t, err := direct.New(direct.Config{Enabled: true, Fetcher: f})
-	if err != nil {
-		return load{}, 0, err
-	}
-	defer t.Close()
-	l, err := b.consume(v, "history", n, kgo.Dialer(t.DialContext))
-	s := t.Snapshot()
-	return l, float64(s.Requests) / (float64(s.Bytes) / 1e9), err
 }
 
 // rangedRead reads every log object with four ranges of 4 MiB in flight and throws the bytes away.

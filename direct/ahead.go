@@ -58,7 +58,7 @@ func (t *Transport) passes(c *conn, req *kmsg.FetchRequest) bool {
 		topic := &req.Topics[i]
 		for k := range topic.Partitions {
 			p := &topic.Partitions[k]
-			key := partKey{c.owner, c.address, topic.Topic, topic.TopicID, p.Partition}
+			key := c.partKey(topic.Topic, topic.TopicID, p.Partition)
 			if l := t.ahead.locals[key]; p.FetchOffset < l.from || !now.Before(l.until) || len(t.ahead.byPart[key]) > 0 {
 				return false
 			}

@@ -589,8 +589,8 @@ func (c *conn) fetch(frame []byte, e *entry) (taken bool, err error) {
 	if h.Version >= 15 {
 		replica = req.ReplicaState.ID
 	}
-	if replica >= 0 || directfetch.Formats(req) != nil || repeats(req) {
-		return false, nil // a follower, a client that reads the bucket by itself, or none that Kafka has
+	if replica >= 0 || directfetch.Formats(req) != nil {
+		return false, nil // a follower, or a client that reads the bucket by itself
 	}
 	if !c.probed {
 		if err := c.probe(h.ClientID); err != nil {
@@ -601,10 +601,14 @@ func (c *conn) fetch(frame []byte, e *entry) (taken bool, err error) {
 	if !c.direct && !c.locates || c.fetchMax < max(h.Version, directfetch.MinVersion) {
 		return false, nil
 	}
+	passes := (h.Version < 7 || req.SessionID == 0) && c.t.passes(c, req)
+	if !passes && repeats(req) {
+		return false, nil // no client that Kafka has
+	}
 	if err := c.queue(e); err != nil {
 		return false, err
 	}
-	if (h.Version < 7 || req.SessionID == 0) && c.t.passes(c, req) {
+	if passes {
 		if h.Version >= 7 { // there are no sessions here, so that the next one is not of what this one left out
 			req.SessionEpoch, req.ForgottenTopics = -1, nil
 		}
@@ -621,6 +625,11 @@ func (c *conn) fetch(frame []byte, e *entry) (taken bool, err error) {
 		e.ch <- r
 	})
 	return true, nil
+}
+
+// partKey names a partition for whoever this connection serves.
+func (c *conn) partKey(topic string, id [16]byte, partition int32) partKey {
+	return partKey{c.owner, c.address, topic, id, partition}
 }
 
 // repeats reports whether a Fetch names a partition more than once.

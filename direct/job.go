@@ -71,7 +71,7 @@ func newJob(c *conn, h wire.Header, req *kmsg.FetchRequest) *job {
 		topic := &req.Topics[i]
 		for k := range topic.Partitions {
 			p := &topic.Partitions[k]
-			key := streamKey{partKey{c.owner, c.address, topic.Topic, topic.TopicID, p.Partition}, req.IsolationLevel == 1, p.FetchOffset}
+			key := streamKey{c.partKey(topic.Topic, topic.TopicID, p.Partition), req.IsolationLevel == 1, p.FetchOffset}
 			j.wants = append(j.wants, &want{topic: i, req: p, key: key})
 		}
 	}
@@ -303,7 +303,7 @@ func (j *job) exchange(req *kmsg.FetchRequest, byKey map[partKey]*want, take fun
 		t := &resp.Topics[i]
 		for k := range t.Partitions {
 			p := &t.Partitions[k]
-			if w := byKey[partKey{j.c.owner, j.c.address, t.Topic, t.TopicID, p.Partition}]; w != nil {
+			if w := byKey[j.c.partKey(t.Topic, t.TopicID, p.Partition)]; w != nil {
 				take(w, p, now)
 				delete(byKey, w.key.partKey)
 			}

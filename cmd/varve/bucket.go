@@ -70,7 +70,7 @@ func chosen(ctx context.Context, r *bucketscan.Reader, args []string) ([]*bucket
 			topic = name
 		}
 	}
-	c, err := r.List(ctx, nil)
+	c, err := r.List(ctx)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -138,6 +138,44 @@ func (r *bucketRow) endOf(ctx context.Context, reader *bucketscan.Reader, f *buc
 	return nil
 }
 
+// segmentRows are those of a partition's segments, one by one.
+func segmentRows(ctx context.Context, r *bucketscan.Reader, p *bucketlayout.PartitionSegments) (rows []bucketRow, err error) {
+	for _, f := range p.Segments {
+		row := newBucketRow(p.Partition)
+		row.Segments, row.Start, row.Bytes, row.Objects = 1, f.Base, f.Bytes(), f.Objects
+		if !f.ID.IsZero() {
+			row.Segment = f.ID.String()
+		}
+		if !f.Committed() {
+			row.Note = "unfinished"
+		} else if err := row.endOf(ctx, r, f); err != nil {
+			return nil, err
+		}
+		rows = append(rows, row)
+	}
+	return rows, nil
+}
+
+// partitionRow sums a partition's segments up.
+func partitionRow(ctx context.Context, r *bucketscan.Reader, p *bucketlayout.PartitionSegments) ([]bucketRow, error) {
+	row := newBucketRow(p.Partition)
+	var last *bucketlayout.Found
+	for _, f := range p.Segments {
+		if row.Bytes += f.Bytes(); f.Committed() {
+			if row.Segments++; last == nil {
+				row.Start = f.Base
+			}
+			last = f
+		}
+	}
+	if last == nil {
+		row.Start, row.Note = p.Segments[0].Base, "unfinished uploads alone"
+	} else if err := row.endOf(ctx, r, last); err != nil {
+		return nil, err
+	}
+	return []bucketRow{row}, nil
+}
+
 func bucketLs() *cobra.Command {
 	var s storeFlags
 	var asJSON, foreign bool
@@ -161,38 +199,15 @@ and the last.`,
 			var rows []bucketRow
 			bar := newBar(int64(len(found)), "partitions")
 			for _, p := range found {
+				list := partitionRow
 				if len(args) > 1 {
-					for _, f := range p.Segments {
-						row := newBucketRow(p.Partition)
-						row.Segments, row.Start, row.Bytes, row.Objects = 1, f.Base, f.Bytes(), f.Objects
-						if !f.ID.IsZero() {
-							row.Segment = f.ID.String()
-						}
-						if !f.Committed() {
-							row.Note = "unfinished"
-						} else if err := row.endOf(ctx, r, f); err != nil {
-							return err
-						}
-						rows = append(rows, row)
-					}
-				} else {
-					row := newBucketRow(p.Partition)
-					var last *bucketlayout.Found
-					for _, f := range p.Segments {
-						if row.Bytes += f.Bytes(); f.Committed() {
-							if row.Segments++; last == nil {
-								row.Start = f.Base
-							}
-							last = f
-						}
-					}
-					if last == nil {
-						row.Start, row.Note = p.Segments[0].Base, "unfinished uploads alone"
-					} else if err := row.endOf(ctx, r, last); err != nil {
-						return err
-					}
-					rows = append(rows, row)
+					list = segmentRows
 				}
+				some, err := list(ctx, r, p)
+				if err != nil {
+					return err
+				}
+				rows = append(rows, some...)
 				bar.add(1)
 			}
 			bar.close()

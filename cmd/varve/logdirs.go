@@ -42,27 +42,16 @@ func askReplicas(ctx context.Context, cl *kgo.Client, partitions kadm.TopicsSet,
 		req.Topics = append(req.Topics, t)
 	}
 	tierinfo.Request(req, ask)
-	brokers, err := askMetadata(ctx, cl, []kmsg.MetadataRequestTopic{})
-	if err != nil {
-		return nil, err
-	}
-	out := &replicaRows{silent: map[int32]error{}}
-	var mu sync.Mutex
-	var all sync.WaitGroup
-	for _, b := range brokers.Brokers {
-		all.Go(func() {
-			rows, gone, err := askBroker(ctx, cl, b.NodeID, *req)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				out.silent[b.NodeID] = err
-				return
-			}
+	out := &replicaRows{}
+	var err error
+	out.silent, err = askEach(ctx, cl, req, func(id int32, resp *kmsg.DescribeLogDirsResponse) error {
+		rows, gone, err := rowsOf(id, resp)
+		if err == nil {
 			out.rows, out.deleted = append(out.rows, rows...), append(out.deleted, gone...)
-		})
-	}
-	all.Wait()
-	if err := ctx.Err(); err != nil {
+		}
+		return err
+	})
+	if err != nil {
 		return nil, err
 	}
 	slices.SortFunc(out.rows, func(a, b replicaRow) int {
@@ -71,15 +60,38 @@ func askReplicas(ctx context.Context, cl *kgo.Client, partitions kadm.TopicsSet,
 	return out, nil
 }
 
-// askBroker asks one broker, as it is: the client's own way of splitting the request loses tagged fields.
-func askBroker(ctx context.Context, cl *kgo.Client, id int32, req kmsg.DescribeLogDirsRequest) ([]replicaRow, []tierinfo.Deleted, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	answer, err := cl.Broker(int(id)).Request(ctx, &req)
+// askEach asks every living broker, as it is (the client's own way of splitting the request loses tagged fields), and hands each answer
+// to take, one at a time. silent are the brokers that did not answer, or not with what take wants.
+func askEach(ctx context.Context, cl *kgo.Client, req *kmsg.DescribeLogDirsRequest, take func(id int32, resp *kmsg.DescribeLogDirsResponse) error) (silent map[int32]error, err error) {
+	brokers, err := askMetadata(ctx, cl, []kmsg.MetadataRequestTopic{})
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	resp := answer.(*kmsg.DescribeLogDirsResponse)
+	silent = map[int32]error{}
+	var mu sync.Mutex
+	var all sync.WaitGroup
+	for _, b := range brokers.Brokers {
+		all.Go(func() {
+			limited, cancel := context.WithTimeout(ctx, patience)
+			defer cancel()
+			own := *req
+			answer, err := cl.Broker(int(b.NodeID)).Request(limited, &own)
+			mu.Lock()
+			defer mu.Unlock()
+			if err == nil {
+				err = take(b.NodeID, answer.(*kmsg.DescribeLogDirsResponse))
+			}
+			if err != nil {
+				silent[b.NodeID] = err
+			}
+		})
+	}
+	all.Wait()
+	return silent, ctx.Err()
+}
+
+// rowsOf reads a broker's answer.
+func rowsOf(id int32, resp *kmsg.DescribeLogDirsResponse) ([]replicaRow, []tierinfo.Deleted, error) {
 	gone, err := tierinfo.GetDeleted(resp)
 	if err != nil {
 		return nil, nil, err

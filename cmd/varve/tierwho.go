@@ -6,8 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -51,43 +51,40 @@ whose reads fail.`,
 // askReaders asks every living broker who reads from the bucket, and sums up by client and host. The list is nil only if no broker told;
 // those that did not are the error.
 func askReaders(ctx context.Context, cl *kgo.Client) ([]tierinfo.Reader, error) {
-	brokers, err := askMetadata(ctx, cl, []kmsg.MetadataRequestTopic{})
-	if err != nil {
-		return nil, err
-	}
+	req := kmsg.NewPtrDescribeLogDirsRequest()
+	req.Topics = []kmsg.DescribeLogDirsRequestTopic{} // none
+	tierinfo.Request(req, tierinfo.Readers)
 	type key struct{ client, host string }
 	sums := map[key]*tierinfo.Reader{}
 	told := false
-	var silent []error
-	var mu sync.Mutex
-	var all sync.WaitGroup
-	for _, b := range brokers.Brokers {
-		all.Go(func() {
-			list, err := askReadersOf(ctx, cl, b.NodeID)
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil {
-				silent = append(silent, fmt.Errorf("broker %d: %w", b.NodeID, err))
-				return
+	silent, err := askEach(ctx, cl, req, func(_ int32, resp *kmsg.DescribeLogDirsResponse) error {
+		list, ok, err := tierinfo.GetReaders(resp)
+		if err != nil {
+			return err
+		}
+		if !ok {
+			return errors.New("it tells nothing of readers: it is no Varve, or an old one")
+		}
+		told = true
+		for _, r := range list {
+			sum := sums[key{r.Client, r.Host}]
+			if sum == nil {
+				sum = &tierinfo.Reader{Client: r.Client, Host: r.Host}
+				sums[key{r.Client, r.Host}] = sum
 			}
-			told = true
-			for _, r := range list {
-				sum := sums[key{r.Client, r.Host}]
-				if sum == nil {
-					sum = &tierinfo.Reader{Client: r.Client, Host: r.Host}
-					sums[key{r.Client, r.Host}] = sum
-				}
-				sum.Locations += r.Locations
-				sum.Granted += r.Granted
-				sum.Requests += r.Requests
-				sum.Used += r.Used
-				sum.Last = max(sum.Last, r.Last)
-			}
-		})
+			sum.Locations += r.Locations
+			sum.Granted += r.Granted
+			sum.Requests += r.Requests
+			sum.Used += r.Used
+			sum.Last = max(sum.Last, r.Last)
+		}
+		return nil
+	})
+	for _, id := range slices.Sorted(maps.Keys(silent)) {
+		err = errors.Join(err, fmt.Errorf("broker %d: %w", id, silent[id]))
 	}
-	all.Wait()
 	if !told {
-		return nil, errors.Join(silent...)
+		return nil, err
 	}
 	out := []tierinfo.Reader{}
 	for _, r := range sums {
@@ -96,22 +93,5 @@ func askReaders(ctx context.Context, cl *kgo.Client) ([]tierinfo.Reader, error) 
 	slices.SortFunc(out, func(a, b tierinfo.Reader) int {
 		return cmp.Or(cmp.Compare(b.Granted, a.Granted), cmp.Compare(a.Client, b.Client), cmp.Compare(a.Host, b.Host))
 	})
-	return out, errors.Join(silent...)
-}
-
-func askReadersOf(ctx context.Context, cl *kgo.Client, id int32) ([]tierinfo.Reader, error) {
-	ctx, cancel := context.WithTimeout(ctx, patience)
-	defer cancel()
-	req := kmsg.NewPtrDescribeLogDirsRequest()
-	req.Topics = []kmsg.DescribeLogDirsRequestTopic{} // none
-	tierinfo.Request(req, tierinfo.Readers)
-	answer, err := cl.Broker(int(id)).Request(ctx, req)
-	if err != nil {
-		return nil, err
-	}
-	list, ok, err := tierinfo.GetReaders(answer.(*kmsg.DescribeLogDirsResponse))
-	if err == nil && !ok {
-		err = errors.New("it tells nothing of readers: it is no Varve, or an old one")
-	}
-	return list, err
+	return out, err
 }

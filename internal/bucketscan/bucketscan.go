@@ -25,14 +25,11 @@ type Reader struct {
 	Keys   *remoteformat.Keyring
 }
 
-// List gathers all objects. each is called after each, and may be nil.
-func (r *Reader) List(ctx context.Context, each func()) (*bucketlayout.Catalog, error) {
+// List gathers all objects.
+func (r *Reader) List(ctx context.Context) (*bucketlayout.Catalog, error) {
 	var c bucketlayout.Catalog
 	err := r.Bucket.List(ctx, "", "", func(i objstore.Info) error {
 		c.Add(i.Key, i.Size)
-		if each != nil {
-			each()
-		}
 		return nil
 	})
 	return &c, err

@@ -59,7 +59,7 @@ func put(b objstore.Bucket, key string, text []byte) error {
 // findings are those of a whole bucket, as "class kind".
 func findings(t *testing.T, r *Reader) (out []string) {
 	t.Helper()
-	c, err := r.List(t.Context(), nil)
+	c, err := r.List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -149,7 +149,7 @@ func TestDamageIsFound(t *testing.T) {
 			if got := findings(t, r); len(got) > 0 {
 				t.Fatalf("untouched: %v", got)
 			}
-			catalog, err := r.List(t.Context(), nil)
+			catalog, err := r.List(t.Context())
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -166,7 +166,7 @@ func TestDamageIsFound(t *testing.T) {
 
 func TestTransactionIndexesAreChecked(t *testing.T) {
 	b, r := load(t, "localtiered")
-	catalog, err := r.List(t.Context(), nil)
+	catalog, err := r.List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -205,7 +205,7 @@ func TestKeysThatAreNotGiven(t *testing.T) {
 // What the store fails with is no finding.
 func TestFailuresOfTheStore(t *testing.T) {
 	b, r := load(t, "localtiered")
-	catalog, err := r.List(t.Context(), nil)
+	catalog, err := r.List(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}

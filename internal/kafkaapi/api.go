@@ -234,14 +234,14 @@ func (a *API) topicName(id [16]byte) (string, bool) {
 const imageLag = 500 * time.Millisecond
 
 // imageWith returns the newest image, which is waited for until it knows all that a request names, or ctx ends: who created a topic at
-// another node, and was told so, must not hear from this one that there is none. Missing returns a partition that an image lacks. One
-// that was waited for in vain is not waited for again for a while: a group goes on committing offsets of a topic that was deleted.
-func (a *API) imageWith(ctx context.Context, missing func(*metadata.Image) (tp.Partition, bool)) *metadata.Image {
+// another node, and was told so, must not hear from this one that there is none. Named are the partitions, as an image knows
+// their topics. One that was waited for in vain is not waited for again for a while: a group goes on committing offsets of a topic that was deleted.
+func (a *API) imageWith(ctx context.Context, named func(*metadata.Image) []tp.Partition) *metadata.Image {
 	for {
 		changed := a.Changed()
 		img := a.Image()
-		id, lacks := missing(img)
-		if !lacks || a.vain.has(id, time.Now()) {
+		id, missing := lacks(img, named(img))
+		if !missing || a.vain.has(id, time.Now()) {
 			return img
 		}
 		select {

@@ -24,7 +24,12 @@ func TestImageWithWhatIsOnItsWay(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), imageLag)
 			defer cancel()
 			began := time.Now()
-			return a.imageWith(ctx, func(img *metadata.Image) (tp.Partition, bool) { return tp.Partition{Topic: "t"}, img != want }), time.Since(began)
+			return a.imageWith(ctx, func(img *metadata.Image) []tp.Partition {
+				if img == want {
+					return nil
+				}
+				return []tp.Partition{{Topic: "t"}} // which neither has
+			}), time.Since(began)
 		}
 		if got, took := look(old); got != old || took != 0 {
 			t.Errorf("what is known took %v", took)

@@ -18,19 +18,17 @@ func (a *API) offsetCommit(ctx context.Context, c *call, req *kmsg.OffsetCommitR
 	resp := respond[*kmsg.OffsetCommitResponse](req)
 	ctx, cancel := context.WithTimeout(ctx, imageLag)
 	defer cancel()
-	img := a.imageWith(ctx, func(img *metadata.Image) (tp.Partition, bool) {
+	img := a.imageWith(ctx, func(img *metadata.Image) (named []tp.Partition) {
 		for _, rt := range req.Topics {
 			name := rt.Topic
 			if t := img.TopicsByID[tp.UUID(rt.TopicID)]; req.Version >= 10 && t != nil {
 				name = t.Name
 			}
 			for _, rp := range rt.Partitions {
-				if id, ok := lacks(img, []tp.Partition{{Topic: name, Index: rp.Partition}}); ok {
-					return id, true
-				}
+				named = append(named, tp.Partition{Topic: name, Index: rp.Partition})
 			}
 		}
-		return tp.Partition{}, false
+		return named
 	})
 	now := c.received.UnixMilli()
 	var commits []coordinator.Commit

@@ -135,7 +135,7 @@ func (a *API) addPartitions(ctx context.Context, id string, producerID int64, ep
 	if id == "" {
 		return fill(errInvalidRequest)
 	}
-	img, unknown := a.imageWith(ctx, func(img *metadata.Image) (tp.Partition, bool) { return lacks(img, ids) }), false
+	img, unknown := a.imageWith(ctx, func(*metadata.Image) []tp.Partition { return ids }), false
 	for i, p := range ids {
 		if _, _, ok := img.Partition(p); !ok {
 			errs[i], unknown = errUnknownTopic, true
@@ -201,16 +201,13 @@ func (a *API) txnOffsetCommit(ctx context.Context, c *call, req *kmsg.TxnOffsetC
 	resp := respond[*kmsg.TxnOffsetCommitResponse](req)
 	lag, cancel := context.WithTimeout(ctx, imageLag)
 	defer cancel()
-	img := a.imageWith(lag, func(img *metadata.Image) (tp.Partition, bool) {
-		for _, rt := range req.Topics {
-			for _, rp := range rt.Partitions {
-				if id, ok := lacks(img, []tp.Partition{{Topic: rt.Topic, Index: rp.Partition}}); ok {
-					return id, true
-				}
-			}
+	var named []tp.Partition
+	for _, rt := range req.Topics {
+		for _, rp := range rt.Partitions {
+			named = append(named, tp.Partition{Topic: rt.Topic, Index: rp.Partition})
 		}
-		return tp.Partition{}, false
-	})
+	}
+	img := a.imageWith(lag, func(*metadata.Image) []tp.Partition { return named })
 	now := c.received.UnixMilli()
 	var commits []coordinator.Commit
 	type place struct{ topic, partition int }

@@ -121,10 +121,15 @@ func (b *Bucket) Get(ctx context.Context, key string, off, n int64) (io.ReadClos
 			info.Size = n
 		}
 	}
-	if info.Size < 0 { // chunked answer: the framing itself tells a broken body
-		return &body{b: b, key: key, r: r, left: 1 << 62, open: true}, nil
+	return b.body(key, r, info.Size), nil
+}
+
+// body reads size bytes of r. Of a chunked answer, below 0, the framing itself tells a broken body.
+func (b *Bucket) body(key string, r io.ReadCloser, size int64) io.ReadCloser {
+	if size < 0 {
+		return &body{b: b, key: key, r: r, left: 1 << 62, open: true}
 	}
-	return &body{b: b, key: key, r: r, left: info.Size}, nil
+	return &body{b: b, key: key, r: r, left: size}
 }
 
 // body ends with ErrShortBody where the connection ends before the promised length.

@@ -56,10 +56,7 @@ func (b *Bucket) GetSigned(ctx context.Context, signed, key string, off, n int64
 		if n > 0 && (left < 0 || left > n) {
 			left = n
 		}
-		if left < 0 {
-			return &body{b: b, key: key, r: resp.Body, left: 1 << 62, open: true}, nil
-		}
-		return &body{b: b, key: key, r: resp.Body, left: left}, nil
+		return b.body(key, resp.Body, left), nil
 	case resp.StatusCode == http.StatusOK:
 		resp.Body.Close()
 		return fail(objstore.ErrUnsupported, errors.New("the store answered a ranged read with the whole object"))
