@@ -215,7 +215,7 @@ func (w *world) start(die int, after bool) (*process, *Service) {
 
 // runs starts the service for the life of the process; the channel gives its end.
 func (p *process) runs(s *Service) <-chan error {
-	done := make(chan error)
+	done := make(chan error, 1) // a test that has failed does not read it
 	go func() { done <- s.Run(p.ctx) }()
 	return done
 }

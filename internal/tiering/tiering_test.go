@@ -140,9 +140,9 @@ func TestStoreAwayAndBack(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, 9)
 		p, s := w.start(0, false)
-		done := p.runs(s)
 		away := errors.New("no route to host")
-		w.store.Add(objstore.Fault{Err: away})
+		w.store.Add(objstore.Fault{Err: away}) // before the service runs, which could have uploaded all
+		done := p.runs(s)
 		time.Sleep(6 * time.Hour)
 		synctest.Wait()
 		l, ok := s.Lag(id)
