@@ -247,9 +247,11 @@ type Cleaner struct {
 	Now       int64
 	Config    Config
 	Limit     int // bytes of records of one compressed batch; 0 is the default
+
+	batches recordbatch.Compactor
 }
 
-// Verdict is what becomes of a batch. Batch is nil if it goes. Aborted is an entry that the transaction index must have.
+// Verdict is what becomes of a batch. Batch is nil if it goes, and overwritten by the next call of Clean. Aborted is an entry that the transaction index must have.
 type Verdict struct {
 	Batch   []byte
 	Aborted *producerstate.AbortedTxn
@@ -287,13 +289,13 @@ func (c *Cleaner) Clean(h *recordbatch.Header, batch []byte) (Verdict, error) {
 		tombstones = true
 		return true
 	}
-	out, kept, err := recordbatch.Compact(batch, c.Limit, -1, keep)
+	out, kept, err := c.batches.Compact(batch, c.Limit, -1, keep)
 	if err != nil {
 		return v, err
 	}
 	if kept > 0 && !h.HasDeleteHorizon() && (idle || !h.IsControl() && tombstones) {
 		horizon := c.Now + min(c.Config.DeleteRetentionMs, math.MaxInt64-c.Now)
-		if out, kept, err = recordbatch.Compact(batch, c.Limit, horizon, keep); err != nil {
+		if out, kept, err = c.batches.Compact(batch, c.Limit, horizon, keep); err != nil {
 			return v, err
 		}
 	}

@@ -439,10 +439,16 @@ func (l *Log) replaceSegments(batch []staged) error {
 	if err := errors.Join(vfs.SyncAll(l.fs, files), closeStaged(batch)); err != nil {
 		return errors.Join(err, l.forget(batch))
 	}
+	// A rename onto a file's last name frees what the file took, which takes far longer than the rename: not under the log's locks.
+	old, err := openLogs(batch)
+	defer releaseAll(old)
+	if err != nil {
+		return errors.Join(err, l.forget(batch))
+	}
 	l.flushMu.Lock()
 	defer l.flushMu.Unlock()
 	l.mu.Lock()
-	err := l.writableLocked()
+	err = l.writableLocked()
 	for _, g := range batch {
 		at := slices.Index(l.sealed, g.group[0])
 		if err == nil && (at < 0 || len(l.sealed) < at+len(g.group) || !slices.Equal(l.sealed[at:at+len(g.group)], g.group)) {
@@ -480,6 +486,26 @@ func (l *Log) replaceSegments(batch []staged) error {
 		return l.die("compact", err)
 	}
 	return nil
+}
+
+// openLogs opens what a batch is to replace.
+func openLogs(batch []staged) (open []*segment.Handle, err error) {
+	for _, g := range batch {
+		for _, r := range g.group {
+			h, err := r.OpenLog()
+			if err != nil {
+				return open, err
+			}
+			open = append(open, h)
+		}
+	}
+	return open, nil
+}
+
+func releaseAll(open []*segment.Handle) {
+	for _, h := range open {
+		h.Release()
+	}
 }
 
 // switchSegments renames files and shows readers the result. It runs under flushMu, which keeps others from removing segments, but

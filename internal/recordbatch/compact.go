@@ -6,13 +6,17 @@ import (
 	"math"
 )
 
+// Compactor rewrites batches for a compaction, which takes one after the other: what it makes is overwritten by the next, so that a log
+// of any length costs the memory of its largest batch. It is for one caller at a time.
+type Compactor struct{ records, out, scratch []byte }
+
 // Compact rewrites a whole batch without the records that keep refuses, as compaction does (KIP-534 for horizon, Kafka's
 // MemoryRecords.filterTo for the rest): base offset, last offset, producer, sequence and leader epoch stay, so that nothing that
 // is known of the batch from its header changes. A horizon that is not negative becomes the batch's delete horizon, in ms; records
 // keep their times. Compressed records are decompressed to at most limit bytes (0: DefaultDecompressLimit) and compressed again.
 //
 // Where nothing changes, out is batch itself. With kept == 0 out is a header without records. The checksum of batch is not looked at.
-func Compact(batch []byte, limit int, horizon int64, keep func(*Record) bool) (out []byte, kept int, err error) {
+func (c *Compactor) Compact(batch []byte, limit int, horizon int64, keep func(*Record) bool) (out []byte, kept int, err error) {
 	it, err := Records(batch, limit)
 	if err != nil {
 		return nil, 0, err
@@ -24,9 +28,9 @@ func Compact(batch []byte, limit int, horizon int64, keep func(*Record) bool) (o
 	if rebase {
 		base = horizon
 	}
-	records := make([]byte, 0, len(body))
+	records := c.records[:0]
+	defer func() { c.records = records }()
 	latest := int64(math.MinInt64)
-	var scratch []byte
 	for {
 		from := len(body) - len(it.b)
 		if !it.Next() {
@@ -41,7 +45,7 @@ func Compact(batch []byte, limit int, horizon int64, keep func(*Record) bool) (o
 		if raw := body[from : len(body)-len(it.b)]; !rebase {
 			records = append(records, raw...)
 		} else {
-			records, scratch = appendRecord(records, scratch, r, base, int32(r.Offset-h.BaseOffset))
+			records, c.scratch = appendRecord(records, c.scratch, r, base, int32(r.Offset-h.BaseOffset))
 		}
 	}
 	if it.err != nil {
@@ -50,8 +54,7 @@ func Compact(batch []byte, limit int, horizon int64, keep func(*Record) bool) (o
 	if kept == int(h.Count) && !rebase {
 		return batch, kept, nil
 	}
-	out = make([]byte, HeaderSize, HeaderSize+len(records))
-	copy(out, batch)
+	out = append(c.out[:0], batch[:HeaderSize]...)
 	attrs := binary.BigEndian.Uint16(batch[posAttrs:])
 	if kept == 0 {
 		attrs &^= attrCodec | attrDeleteHorizon
@@ -67,6 +70,7 @@ func Compact(batch []byte, limit int, horizon int64, keep func(*Record) bool) (o
 			latest = h.MaxTimestamp
 		}
 	}
+	c.out = out
 	if len(out)-LengthOverhead > math.MaxInt32 {
 		return nil, 0, fmt.Errorf("%w: %d bytes once compacted", ErrTooLarge, len(out))
 	}

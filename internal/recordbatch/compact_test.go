@@ -47,11 +47,11 @@ func TestCompact(t *testing.T) {
 	for _, codec := range []Codec{CodecNone, CodecGzip, CodecSnappy, CodecLZ4, CodecZstd} {
 		raw := compactable(t, codec, 6)
 		was, all := records(t, raw), func(*Record) bool { return true }
-		if out, kept, err := Compact(raw, 0, -1, all); err != nil || kept != 6 || &out[0] != &raw[0] {
+		if out, kept, err := new(Compactor).Compact(raw, 0, -1, all); err != nil || kept != 6 || &out[0] != &raw[0] {
 			t.Errorf("%s: unchanged: %d, %v", codec, kept, err)
 		}
 		for horizon, rebased := range map[int64]bool{-1: false, 5000: true} {
-			out, kept, err := Compact(raw, 0, horizon, func(r *Record) bool { return r.Offset != 101 && r.Offset != 105 })
+			out, kept, err := new(Compactor).Compact(raw, 0, horizon, func(r *Record) bool { return r.Offset != 101 && r.Offset != 105 })
 			if err != nil || kept != 4 {
 				t.Fatalf("%s: %d, %v", codec, kept, err)
 			}
@@ -65,7 +65,7 @@ func TestCompact(t *testing.T) {
 				t.Errorf("%s: %+v", codec, h)
 			}
 			// A second time: the horizon stays.
-			again, kept, err := Compact(out, 0, -1, func(r *Record) bool { return r.Offset == 103 })
+			again, kept, err := new(Compactor).Compact(out, 0, -1, func(r *Record) bool { return r.Offset == 103 })
 			if err != nil || kept != 1 || records(t, again)[0] != was[3] {
 				t.Errorf("%s: again: %v, %v", codec, kept, err)
 			}
@@ -73,7 +73,7 @@ func TestCompact(t *testing.T) {
 				t.Errorf("%s: again: %+v", codec, g)
 			}
 		}
-		out, kept, err := Compact(raw, 0, 5000, func(*Record) bool { return false })
+		out, kept, err := new(Compactor).Compact(raw, 0, 5000, func(*Record) bool { return false })
 		if err != nil || kept != 0 || len(out) != HeaderSize {
 			t.Fatalf("%s: empty: %d, %d bytes, %v", codec, kept, len(out), err)
 		}
@@ -90,11 +90,11 @@ func FuzzCompact(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, raw []byte, horizon int64, every byte) {
 		keep := func(r *Record) bool { return every == 0 || r.Offset%int64(every) == 0 }
-		out, kept, err := Compact(raw, 1<<20, horizon, keep)
+		out, kept, err := new(Compactor).Compact(raw, 1<<20, horizon, keep)
 		if err != nil {
 			return
 		}
-		again, twice, err := Compact(out, 1<<20, -1, keep)
+		again, twice, err := new(Compactor).Compact(out, 1<<20, -1, keep)
 		if err != nil || twice != kept || kept > 0 && &again[0] != &out[0] {
 			t.Fatalf("%d records, then %d: %v", kept, twice, err)
 		}

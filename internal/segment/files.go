@@ -99,7 +99,7 @@ func (h *Handle) Release() {
 		panic(fmt.Sprintf("segment: file %s was released twice", h.key.path))
 	}
 	if h.forgotten {
-		_ = h.File.Close()
+		vfs.CloseBehind(c.fs, h.File)
 		return
 	}
 	h.elem = c.idle.PushBack(h)
