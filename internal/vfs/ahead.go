@@ -25,6 +25,9 @@ type chunk struct {
 	err  error
 }
 
+// chunks holds idle ones; nothing of their contents is used again.
+var chunks = sync.Pool{New: func() any { return &chunk{data: make([]byte, aheadBytes)} }}
+
 func (c *chunk) end() int64 { return c.pos + int64(len(c.data)) }
 
 const (
@@ -35,9 +38,9 @@ const (
 // NewAheadReader starts to read [pos, end) of r, which must take reads from two goroutines.
 func NewAheadReader(r io.ReaderAt, pos, end int64) *AheadReader {
 	a := &AheadReader{r: r, chunks: make(chan *chunk, 1), spent: make(chan *chunk, aheadChunks), stop: make(chan struct{})}
-	size := min(aheadBytes, max(end-pos, 0))
 	for range min(aheadChunks, (end-pos)/aheadBytes+1) {
-		a.spent <- &chunk{data: make([]byte, size)}
+		c, _ := chunks.Get().(*chunk)
+		a.spent <- c
 	}
 	a.reads.Go(func() { a.run(pos, end) })
 	return a
@@ -108,4 +111,14 @@ func (a *AheadReader) ReadAt(p []byte, off int64) (n int, err error) {
 func (a *AheadReader) Close() {
 	close(a.stop)
 	a.reads.Wait()
+	for c := range a.chunks {
+		chunks.Put(c)
+	}
+	for _, c := range a.held {
+		chunks.Put(c)
+	}
+	close(a.spent)
+	for c := range a.spent {
+		chunks.Put(c)
+	}
 }
