@@ -322,7 +322,7 @@ func (b *broker) assemble() error {
 	b.control = control.New(control.Options{NodeID: b.self, Quorum: b.quorum, Hub: b.nodes.hub, Env: b.env, Await: b.await, Bootstrap: b.bootstrapServers,
 		SessionTimeout: b.static.Millis("broker.session.timeout.ms"), Grace: min(b.static.Millis("varve.broker.disconnect.grace.ms"), b.static.Millis("broker.session.timeout.ms")),
 		Logger: b.log})
-	b.groups = coordinator.New(b.groupConfig, b.log)
+	b.groups = coordinator.New(b.groupConfig(), b.log)
 	ids := control.NewProducerIDs(b.control)
 	b.transact = transact.New(transact.Options{Self: b.self, Image: b.quorum.Image, Dial: b.dialReplica, Replicas: b.replicas, Groups: b.groups,
 		Transactions: func() *coordinator.Transactions { return b.transactions }, Log: b.log})
@@ -366,14 +366,11 @@ func (b *broker) assemble() error {
 	return nil
 }
 
-func (b *broker) groupConfig() coordinator.Config {
+// groupConfig returns the source of the groups' settings. All but the number of partitions are static: each request asks for them.
+func (b *broker) groupConfig() func() coordinator.Config {
 	c := b.static
-	partitions := c.Int("offsets.topic.num.partitions")
-	if t, ok := b.quorum.Image().Topics[coordinator.Topic]; ok {
-		partitions = len(t.Partitions)
-	}
 	policy := c.Get("group.consumer.migration.policy")
-	return coordinator.Config{Partitions: partitions, Image: b.quorum.Image, Expects: b.expects(coordinator.Topic), CommitTimeout: c.Millis("offsets.commit.timeout.ms"),
+	static := coordinator.Config{Partitions: c.Int("offsets.topic.num.partitions"), Image: b.quorum.Image, Expects: b.expects(coordinator.Topic), CommitTimeout: c.Millis("offsets.commit.timeout.ms"),
 		MetadataMax: c.Int("offset.metadata.max.bytes"), OffsetRetentionMs: c.Int64("offsets.retention.minutes") * 60_000,
 		Group: group.Config{SessionMinMs: c.Int64("group.min.session.timeout.ms"), SessionMaxMs: c.Int64("group.max.session.timeout.ms"),
 			InitialDelayMs: c.Int64("group.initial.rebalance.delay.ms"), SizeMax: c.Int("group.max.size")},
@@ -384,6 +381,13 @@ func (b *broker) groupConfig() coordinator.Config {
 				RegexMs: c.Int64("group.consumer.regex.refresh.interval.ms"), Upgrade: policy == "bidirectional" || policy == "upgrade",
 				Downgrade: policy == "bidirectional" || policy == "downgrade", Mixed: policy != "disabled"}
 		}}
+	return func() coordinator.Config {
+		c := static
+		if t, ok := b.quorum.Image().Topics[coordinator.Topic]; ok {
+			c.Partitions = len(t.Partitions)
+		}
+		return c
+	}
 }
 
 // begin brings the partitions to the present image, all at once.

@@ -253,9 +253,14 @@ func Append(part *partition.Partition, records []Record, by *InTxn, epoch int32,
 		return b
 	}
 	b := fresh()
+	b.Grow(len(records), min(size(records), batchBytes))
 	build := func() error {
 		batch, err := b.Build()
-		all = append(all, batch...)
+		if all == nil {
+			all = batch // mostly the only one
+		} else {
+			all = append(all, batch...)
+		}
 		return err
 	}
 	for _, r := range records {
@@ -279,6 +284,14 @@ func Append(part *partition.Partition, records []Record, by *InTxn, epoch int32,
 		return commit.Write{}, err
 	}
 	return commit.Write{Part: part, Next: r.LastOffset + 1, Epoch: r.Epoch}, nil
+}
+
+// size is the number of bytes of records' keys and values.
+func size(records []Record) (n int) {
+	for _, r := range records {
+		n += len(r.Key) + len(r.Value)
+	}
+	return n
 }
 
 // committedWithin waits until a write is committed.

@@ -272,6 +272,7 @@ func partitions(commits []Commit) []committed.Partition {
 // commits are the records of commits, and by commit why it has none.
 func (s *shard) commits(h *hosted, commits []Commit) (errs []error, records []grouprecord.Entry) {
 	errs = make([]error, len(commits))
+	records = make([]grouprecord.Entry, 0, len(commits))
 	limit := s.owner.config().MetadataMax
 	for i, c := range commits {
 		if len(c.Metadata) > limit {

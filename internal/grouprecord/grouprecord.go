@@ -172,7 +172,8 @@ type Regex struct {
 func (e Entry) Record() Record { return Record{e.Key.encode(), encodeValue(e.Value)} }
 
 func (k Key) encode() []byte {
-	b := binary.BigEndian.AppendUint16(nil, uint16(k.Kind))
+	b := make([]byte, 0, 10+len(k.Group)+len(k.Partition.Topic)+len(k.Name))
+	b = binary.BigEndian.AppendUint16(b, uint16(k.Kind))
 	b = appendString(b, k.Group)
 	switch k.Kind {
 	case KindLegacyOffset, KindOffset:
@@ -255,7 +256,7 @@ func encodeValue(value any) []byte {
 			k.ExpireTimestamp = v.ExpiresAt
 		}
 		k.Offset, k.LeaderEpoch, k.Metadata, k.CommitTimestamp = v.Offset, v.LeaderEpoch, v.Metadata, v.CommittedAt
-		return k.AppendTo(nil)
+		return k.AppendTo(make([]byte, 0, 32+len(k.Metadata)))
 	case *kmsg.GroupMetadataValue:
 		v.Version = groupValueVersion
 		return v.AppendTo(nil)

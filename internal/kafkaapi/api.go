@@ -7,6 +7,7 @@ package kafkaapi
 import (
 	"context"
 	"fmt"
+	"iter"
 	"log/slog"
 	"sync"
 	"time"
@@ -233,10 +234,11 @@ func (a *API) topicName(id [16]byte) (string, bool) {
 // imageLag is how long what the controller has decided may take to this node, at most, before it is taken for unknown.
 const imageLag = 500 * time.Millisecond
 
-// imageWith returns the newest image, which is waited for until it knows all that a request names, or ctx ends: who created a topic at
-// another node, and was told so, must not hear from this one that there is none. Named are the partitions, as an image knows
+// imageWith returns the newest image, which is waited for until it knows all that a request names, but not beyond a time: who created a
+// topic at another node, and was told so, must not hear from this one that there is none. Named are the partitions, as an image knows
 // their topics. One that was waited for in vain is not waited for again for a while: a group goes on committing offsets of a topic that was deleted.
-func (a *API) imageWith(ctx context.Context, named func(*metadata.Image) []tp.Partition) *metadata.Image {
+func (a *API) imageWith(ctx context.Context, until time.Time, named func(*metadata.Image) iter.Seq[tp.Partition]) *metadata.Image {
+	var late <-chan time.Time
 	for {
 		changed := a.Changed()
 		img := a.Image()
@@ -244,10 +246,17 @@ func (a *API) imageWith(ctx context.Context, named func(*metadata.Image) []tp.Pa
 		if !missing || a.vain.has(id, time.Now()) {
 			return img
 		}
+		if late == nil {
+			timer := time.NewTimer(time.Until(until))
+			defer timer.Stop()
+			late = timer.C
+		}
 		select {
 		case <-changed:
-		case <-ctx.Done():
+		case <-late:
 			a.vain.add(id, time.Now())
+			return img
+		case <-ctx.Done():
 			return img
 		}
 	}
@@ -280,8 +289,8 @@ func (v *vain) has(id tp.Partition, now time.Time) bool {
 }
 
 // lacks returns the first of some partitions that an image does not know.
-func lacks(img *metadata.Image, ids []tp.Partition) (tp.Partition, bool) {
-	for _, id := range ids {
+func lacks(img *metadata.Image, ids iter.Seq[tp.Partition]) (tp.Partition, bool) {
+	for id := range ids {
 		if _, _, ok := img.Partition(id); !ok {
 			return id, true
 		}

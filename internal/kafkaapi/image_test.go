@@ -1,7 +1,7 @@
 package kafkaapi
 
 import (
-	"context"
+	"iter"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -21,14 +21,13 @@ func TestImageWithWhatIsOnItsWay(t *testing.T) {
 		changed.Store(make(chan struct{}))
 		a := &API{Services: Services{Image: img.Load, Changed: func() <-chan struct{} { return changed.Load().(chan struct{}) }}}
 		look := func(want *metadata.Image) (*metadata.Image, time.Duration) {
-			ctx, cancel := context.WithTimeout(t.Context(), imageLag)
-			defer cancel()
 			began := time.Now()
-			return a.imageWith(ctx, func(img *metadata.Image) []tp.Partition {
-				if img == want {
-					return nil
+			return a.imageWith(t.Context(), began.Add(imageLag), func(img *metadata.Image) iter.Seq[tp.Partition] {
+				return func(yield func(tp.Partition) bool) {
+					if img != want {
+						yield(tp.Partition{Topic: "t"}) // which neither has
+					}
 				}
-				return []tp.Partition{{Topic: "t"}} // which neither has
 			}), time.Since(began)
 		}
 		if got, took := look(old); got != old || took != 0 {

@@ -2,6 +2,8 @@ package kafkaapi
 
 import (
 	"context"
+	"iter"
+	"time"
 
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kmsg"
@@ -16,28 +18,35 @@ import (
 // offsetCommit serves OffsetCommit.
 func (a *API) offsetCommit(ctx context.Context, c *call, req *kmsg.OffsetCommitRequest) *kmsg.OffsetCommitResponse {
 	resp := respond[*kmsg.OffsetCommitResponse](req)
-	ctx, cancel := context.WithTimeout(ctx, imageLag)
-	defer cancel()
-	img := a.imageWith(ctx, func(img *metadata.Image) (named []tp.Partition) {
-		for _, rt := range req.Topics {
-			name := rt.Topic
-			if t := img.TopicsByID[tp.UUID(rt.TopicID)]; req.Version >= 10 && t != nil {
-				name = t.Name
-			}
-			for _, rp := range rt.Partitions {
-				named = append(named, tp.Partition{Topic: name, Index: rp.Partition})
+	img := a.imageWith(ctx, time.Now().Add(imageLag), func(img *metadata.Image) iter.Seq[tp.Partition] {
+		return func(yield func(tp.Partition) bool) {
+			for i := range req.Topics {
+				rt := &req.Topics[i]
+				name := rt.Topic
+				if t := img.TopicsByID[tp.UUID(rt.TopicID)]; req.Version >= 10 && t != nil {
+					name = t.Name
+				}
+				for _, rp := range rt.Partitions {
+					if !yield(tp.Partition{Topic: name, Index: rp.Partition}) {
+						return
+					}
+				}
 			}
 		}
-		return named
 	})
 	now := c.received.UnixMilli()
-	var commits []coordinator.Commit
+	n := 0
+	for i := range req.Topics {
+		n += len(req.Topics[i].Partitions)
+	}
 	type place struct{ topic, partition int }
-	var at []place
+	commits, at := make([]coordinator.Commit, 0, n), make([]place, 0, n)
+	resp.Topics = make([]kmsg.OffsetCommitResponseTopic, 0, len(req.Topics))
 	for i := range req.Topics {
 		rt := &req.Topics[i]
 		t := kmsg.NewOffsetCommitResponseTopic()
 		t.Topic, t.TopicID = rt.Topic, rt.TopicID
+		t.Partitions = make([]kmsg.OffsetCommitResponseTopicPartition, 0, len(rt.Partitions))
 		name, failed := rt.Topic, int16(0)
 		if req.Version >= 10 {
 			var ok bool

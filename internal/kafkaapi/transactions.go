@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"regexp"
 	"slices"
 	"time"
@@ -68,8 +69,7 @@ func (a *API) initProducerID(ctx context.Context, _ *call, req *kmsg.InitProduce
 // addPartitionsToTxn serves AddPartitionsToTxn: of a producer, or from version 4 of brokers for many (KIP-890).
 func (a *API) addPartitionsToTxn(ctx context.Context, _ *call, req *kmsg.AddPartitionsToTxnRequest) *kmsg.AddPartitionsToTxnResponse {
 	resp := respond[*kmsg.AddPartitionsToTxnResponse](req)
-	ctx, cancel := context.WithTimeout(ctx, imageLag)
-	defer cancel()
+	until := time.Now().Add(imageLag)
 	if req.Version < 4 {
 		var ids []tp.Partition
 		for _, t := range req.Topics {
@@ -77,7 +77,7 @@ func (a *API) addPartitionsToTxn(ctx context.Context, _ *call, req *kmsg.AddPart
 				ids = append(ids, tp.Partition{Topic: t.Topic, Index: p})
 			}
 		}
-		errs := a.addPartitions(ctx, req.TransactionalID, req.ProducerID, req.ProducerEpoch, ids, false, false)
+		errs := a.addPartitions(ctx, until, req.TransactionalID, req.ProducerID, req.ProducerEpoch, ids, false, false)
 		next := 0
 		for _, t := range req.Topics {
 			rt := kmsg.NewAddPartitionsToTxnResponseTopic()
@@ -101,7 +101,7 @@ func (a *API) addPartitionsToTxn(ctx context.Context, _ *call, req *kmsg.AddPart
 				ids = append(ids, tp.Partition{Topic: topic.Topic, Index: p})
 			}
 		}
-		errs := a.addPartitions(ctx, t.TransactionalID, t.ProducerID, t.ProducerEpoch, ids, t.VerifyOnly, true)
+		errs := a.addPartitions(ctx, until, t.TransactionalID, t.ProducerID, t.ProducerEpoch, ids, t.VerifyOnly, true)
 		next := 0
 		for _, topic := range t.Topics {
 			rt := kmsg.NewAddPartitionsToTxnResponseTransactionTopic()
@@ -122,7 +122,7 @@ func (a *API) addPartitionsToTxn(ctx context.Context, _ *call, req *kmsg.AddPart
 // errNotAttempted: another partition of the same request was refused (OPERATION_NOT_ATTEMPTED 55).
 var errNotAttempted = errors.New("nothing was done, since another partition of the request is refused")
 
-func (a *API) addPartitions(ctx context.Context, id string, producerID int64, epoch int16, ids []tp.Partition, verifyOnly, v2 bool) []error {
+func (a *API) addPartitions(ctx context.Context, until time.Time, id string, producerID int64, epoch int16, ids []tp.Partition, verifyOnly, v2 bool) []error {
 	errs := make([]error, len(ids))
 	fill := func(err error) []error {
 		for i := range errs {
@@ -135,7 +135,7 @@ func (a *API) addPartitions(ctx context.Context, id string, producerID int64, ep
 	if id == "" {
 		return fill(errInvalidRequest)
 	}
-	img, unknown := a.imageWith(ctx, func(*metadata.Image) []tp.Partition { return ids }), false
+	img, unknown := a.imageWith(ctx, until, func(*metadata.Image) iter.Seq[tp.Partition] { return slices.Values(ids) }), false
 	for i, p := range ids {
 		if _, _, ok := img.Partition(p); !ok {
 			errs[i], unknown = errUnknownTopic, true
@@ -199,15 +199,13 @@ func (a *API) endTxn(ctx context.Context, _ *call, req *kmsg.EndTxnRequest) *kms
 // clients do by AddOffsetsToTxn (KIP-890).
 func (a *API) txnOffsetCommit(ctx context.Context, c *call, req *kmsg.TxnOffsetCommitRequest) *kmsg.TxnOffsetCommitResponse {
 	resp := respond[*kmsg.TxnOffsetCommitResponse](req)
-	lag, cancel := context.WithTimeout(ctx, imageLag)
-	defer cancel()
 	var named []tp.Partition
 	for _, rt := range req.Topics {
 		for _, rp := range rt.Partitions {
 			named = append(named, tp.Partition{Topic: rt.Topic, Index: rp.Partition})
 		}
 	}
-	img := a.imageWith(lag, func(*metadata.Image) []tp.Partition { return named })
+	img := a.imageWith(ctx, time.Now().Add(imageLag), func(*metadata.Image) iter.Seq[tp.Partition] { return slices.Values(named) })
 	now := c.received.UnixMilli()
 	var commits []coordinator.Commit
 	type place struct{ topic, partition int }

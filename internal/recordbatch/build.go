@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"math"
+	"slices"
 )
 
 // Builder makes one batch. Set the exported fields before Build; NewBuilder sets them to "none".
@@ -30,6 +31,12 @@ type Builder struct {
 // NewBuilder returns a builder of a plain batch at offset 0: no producer, no leader epoch, no codec.
 func NewBuilder() *Builder {
 	return &Builder{LeaderEpoch: -1, ProducerID: -1, ProducerEpoch: -1, BaseSequence: -1, lastDelta: -1}
+}
+
+// Grow makes room for records whose keys, values and headers take so many bytes.
+func (b *Builder) Grow(records, bytes int) {
+	const overhead = 16 // of a record: seven numbers, most of one byte
+	b.records = slices.Grow(b.records, bytes+records*overhead)
 }
 
 // Add appends a record right after the one before it; its Offset is ignored.
