@@ -223,9 +223,11 @@ func (c *conn) write(ctx context.Context) (err error) {
 			err = fmt.Errorf("internal error: %v", p)
 		}
 	}()
+	out := &outbox{c: c}
+	defer out.close() // also what was answered before a panic
 	for finish := range c.queue {
 		reply := finish(ctx)
-		err := c.send(reply)
+		err := out.send(reply, len(c.queue) > 0)
 		if reply.Release != nil {
 			reply.Release()
 		}
@@ -240,5 +242,5 @@ func (c *conn) write(ctx context.Context) (err error) {
 			return errors.New(reply.Reason)
 		}
 	}
-	return nil
+	return c.ended(out.close())
 }

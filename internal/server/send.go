@@ -20,14 +20,13 @@ const sendfileMin = 32 << 10
 // osFiler is a file that has a descriptor of the operating system.
 type osFiler interface{ OSFile() *os.File }
 
-// send writes the pieces of a reply. Small pieces are gathered into one write.
-func (c *conn) send(r wire.Reply) error {
-	if len(r.Chunks) == 0 {
+// send writes the pieces of a reply, behind others. Small pieces are gathered into one write.
+func (c *conn) send(gather net.Buffers, r wire.Reply) error {
+	if len(gather)+len(r.Chunks) == 0 {
 		return nil
 	}
 	c.nc.SetWriteDeadline(time.Now().Add(c.server.limits.Idle))
 	tcp := socket(c.nc)
-	var gather net.Buffers
 	flush := func() error {
 		if len(gather) == 0 {
 			return nil
