@@ -28,8 +28,15 @@ const compactBatch = 8
 
 // CompactionPlan says how far the log can be compacted, and whether that is due; stable is the last stable offset.
 func (l *Log) CompactionPlan(stable int64, now time.Time) (compact.Plan, error) {
+	p, err := retry(l, func(v *view) (compact.Plan, error) { return l.compactionPlan(v, stable, now) })
+	if err != nil {
+		return p, fmt.Errorf("%s: plan a compaction: %w", l.partition, err)
+	}
+	return p, nil
+}
+
+func (l *Log) compactionPlan(v *view, stable int64, now time.Time) (compact.Plan, error) {
 	c := l.config.Load().Compaction
-	v := l.current.Load()
 	segments := make([]compact.Segment, len(v.sealed))
 	for i, r := range v.sealed {
 		s := compact.Segment{Base: r.Base, Next: r.Next, Size: r.Size, FirstTimestamp: -1, MaxTimestamp: -1}
@@ -38,8 +45,8 @@ func (l *Log) CompactionPlan(stable int64, now time.Time) (compact.Plan, error) 
 		}
 		if c.MaxLagMs < math.MaxInt64 && r.Size > 0 {
 			first, err := firstTimestamp(r)
-			if err != nil && !errors.Is(err, segment.ErrReplaced) {
-				return compact.Plan{}, fmt.Errorf("%s: plan a compaction: %w", l.partition, err)
+			if err != nil {
+				return compact.Plan{}, err
 			}
 			s.FirstTimestamp = first
 		}
@@ -95,7 +102,7 @@ type CompactResult struct {
 // go on meanwhile. Only one compaction of a log may run at a time.
 //
 // An error leaves the log as it is, or with some groups replaced; one while files change their names takes it out of service. Damage is
-// a *CorruptError, other changes meanwhile ErrSegmentsGone.
+// a *CorruptError; where retention or a truncation removed what was being compacted it is ErrSegmentsGone, of a closed log ErrClosed.
 func (l *Log) Compact(ctx context.Context, p compact.Plan, o CompactOptions) (CompactResult, error) {
 	res := CompactResult{From: p.From, To: p.From}
 	wrap := func(err error) error { return fmt.Errorf("%s: compact: %w", l.partition, err) }
@@ -115,7 +122,7 @@ func (l *Log) Compact(ctx context.Context, p compact.Plan, o CompactOptions) (Co
 	work := &compaction{l: l, ctx: ctx, o: o, cleaner: c, interval: cfg.IndexIntervalBytes}
 	whole, err := work.learn(segments, p, slices.Clone(aborted))
 	if err != nil {
-		return res, wrap(err)
+		return res, wrap(l.blame(err, segments))
 	}
 	if res.Keys = c.Map.Len(); res.Keys > 0 {
 		res.Used = float64(res.Keys) / float64(res.Keys+c.Map.Room())
@@ -136,7 +143,7 @@ func (l *Log) Compact(ctx context.Context, p compact.Plan, o CompactOptions) (Co
 		res.Segments += len(group)
 		g, records, err := work.stage(group)
 		if err != nil {
-			return res, wrap(errors.Join(err, l.forget(batch)))
+			return res, wrap(errors.Join(l.blame(err, group), l.forget(batch)))
 		}
 		if g.changed {
 			batch = append(batch, g)
@@ -417,6 +424,28 @@ func stagedNames(base int64) []string {
 // ErrSegmentsGone: retention or a truncation removed what was being compacted. The next plan goes by what is left.
 var ErrSegmentsGone = errors.New("segments were removed during their compaction")
 
+// blame finds out what an error in the middle of a compaction comes of: the files that it reads may be gone or cut by then.
+func (l *Log) blame(err error, read []*segment.Reader) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	switch {
+	case errors.Is(l.dead, ErrClosed):
+		return l.writableLocked()
+	case l.placeLocked(read) < 0:
+		return ErrSegmentsGone
+	}
+	return err
+}
+
+// placeLocked is where some neighbours are among the finished segments, -1 if they are not there any more.
+func (l *Log) placeLocked(group []*segment.Reader) int {
+	at := slices.Index(l.sealed, group[0])
+	if at < 0 || len(l.sealed) < at+len(group) || !slices.Equal(l.sealed[at:at+len(group)], group) {
+		return -1
+	}
+	return at
+}
+
 // flushAndReplace is replaceSegments once what was read up to an offset is durable: a record must not go for a later one that a crash
 // forgets. Segments are flushed when they are sealed, and what is left of that goes on while keys are learned.
 func (l *Log) flushAndReplace(to int64, batch []staged) error {
@@ -440,7 +469,7 @@ func (l *Log) replaceSegments(batch []staged) error {
 		return errors.Join(err, l.forget(batch))
 	}
 	// A rename onto a file's last name frees what the file took, which takes far longer than the rename: not under the log's locks.
-	old, err := openLogs(batch)
+	old, err := l.openLogs(batch)
 	defer releaseAll(old)
 	if err != nil {
 		return errors.Join(err, l.forget(batch))
@@ -450,8 +479,7 @@ func (l *Log) replaceSegments(batch []staged) error {
 	l.mu.Lock()
 	err = l.writableLocked()
 	for _, g := range batch {
-		at := slices.Index(l.sealed, g.group[0])
-		if err == nil && (at < 0 || len(l.sealed) < at+len(g.group) || !slices.Equal(l.sealed[at:at+len(g.group)], g.group)) {
+		if err == nil && l.placeLocked(g.group) < 0 {
 			err = ErrSegmentsGone
 		}
 	}
@@ -489,12 +517,12 @@ func (l *Log) replaceSegments(batch []staged) error {
 }
 
 // openLogs opens what a batch is to replace.
-func openLogs(batch []staged) (open []*segment.Handle, err error) {
+func (l *Log) openLogs(batch []staged) (open []*segment.Handle, err error) {
 	for _, g := range batch {
 		for _, r := range g.group {
 			h, err := r.OpenLog()
 			if err != nil {
-				return open, err
+				return open, l.blame(err, g.group)
 			}
 			open = append(open, h)
 		}
@@ -528,7 +556,7 @@ func (l *Log) switchSegments(batch []staged) error {
 	}
 	replace() // what was opened while the names changed
 	for _, g := range batch {
-		at, r := slices.Index(l.sealed, g.group[0]), g.replacement()
+		at, r := l.placeLocked(g.group), g.replacement()
 		l.sealed = slices.Concat(l.sealed[:at], []*segment.Reader{segment.OpenSealed(l.files, l.dir, r.base, r.next, g.size)}, l.sealed[at+len(g.group):])
 	}
 	l.publishLocked()

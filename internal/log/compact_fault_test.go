@@ -112,6 +112,58 @@ func TestCompactionOnAFailingDisk(t *testing.T) {
 	}
 }
 
+// TestSegmentsThatGoDuringTheirCompaction: retention, a truncation, and the end of the log, before any read or write of a compaction. The
+// log is sound, nothing is left behind, and the error never says that the log is damaged or its disk fails.
+func TestSegmentsThatGoDuringTheirCompaction(t *testing.T) {
+	for name, change := range map[string]func(k *keyed) error{
+		"retention": func(k *keyed) error {
+			if err := k.l.AdvanceLogStart(k.l.Offsets().End / 2); err != nil {
+				return err
+			}
+			_, err := k.l.ApplyRetention(time.UnixMilli(k.now))
+			return err
+		},
+		"truncation": func(k *keyed) error { return k.l.TruncateTo(k.l.Offsets().End / 3) },
+		"restart":    func(k *keyed) error { return k.l.TruncateFullyAndStartAt(10_000, 10_000, nil, nil) },
+		"end":        func(k *keyed) error { k.l.CloseDirty(); return nil },
+		"deletion":   func(k *keyed) error { _, err := k.l.Delete(); return err },
+	} {
+		t.Run(name, func(t *testing.T) {
+			for step := 1; ; step++ {
+				k := filled(t)
+				p, err := k.l.CompactionPlan(k.stable(), time.UnixMilli(k.now))
+				if err != nil {
+					t.Fatal(err)
+				}
+				steps := 0
+				_, err = k.l.Compact(t.Context(), p, CompactOptions{Memory: 1 << 20, Now: time.UnixMilli(k.now), Throttle: func(context.Context, int) error {
+					if steps++; steps == step {
+						return change(k)
+					}
+					return nil
+				}})
+				if err != nil && !errors.Is(err, ErrSegmentsGone) && !errors.Is(err, ErrClosed) {
+					t.Fatalf("step %d: %v", step, err)
+				}
+				if name == "retention" || name == "truncation" || name == "restart" {
+					k.seen()
+					k.noneStaged()
+					b := recordbatch.NewBuilder()
+					b.Add(recordbatch.Record{Timestamp: k.now, Key: []byte("k")})
+					raw, err := b.Build()
+					if err != nil {
+						t.Fatal(err)
+					}
+					k.append(raw, false)
+				}
+				if steps < step {
+					break
+				}
+			}
+		})
+	}
+}
+
 // TestReadersDuringCompaction: who reads while segments are replaced sees whole batches of rising offsets and no error.
 func TestReadersDuringCompaction(t *testing.T) {
 	k := filled(t)
