@@ -129,7 +129,7 @@ func TestSegmentsThatGoDuringTheirCompaction(t *testing.T) {
 		"deletion":   func(k *keyed) error { _, err := k.l.Delete(); return err },
 	} {
 		t.Run(name, func(t *testing.T) {
-			for step := 1; ; step++ {
+			for step := 1; ; step += 1 + step/20 {
 				k := filled(t)
 				p, err := k.l.CompactionPlan(k.stable(), time.UnixMilli(k.now))
 				if err != nil {
