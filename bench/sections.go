@@ -15,6 +15,7 @@ import (
 
 	"github.com/minio/minio-go/v7"
 	"github.com/minio/minio-go/v7/pkg/credentials"
+	"golang.org/x/sys/unix"
 )
 
 // pair starts both brokers, empty.
@@ -152,6 +153,7 @@ func produceSection(b *bench) error {
 			if err := b.create(p, topic, 6, map[string]string{"retention.bytes": "1"}); err != nil {
 				return load{}, err
 			}
+			unix.Sync() // what rounds before have written must not make this one wait for the disk
 			return b.produce(p, topic, c.acks, b.n(c.n), c.size, 0)
 		})
 		if err != nil {

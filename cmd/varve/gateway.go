@@ -51,7 +51,10 @@ SIGTERM stops accepting and lets requests under way finish, up to --drain-timeou
 		Example: `  varve gateway --brokers b1:9092,b2:9092 --bucket s3://logs/prod
   varve gateway --brokers b1:9092 --bucket s3://logs/prod --listen 0.0.0.0 --advertise gw.zone-a.example.com --ports 9200-9299 --metrics :9308
   varve gateway --brokers b1:9093 --broker-tls --broker-ca ca.pem --tls-cert gw.pem --tls-key gw.key --advertise gw.example.com`,
-		RunE: func(cmd *cobra.Command, _ []string) error { return runGateway(cmd.Context(), c, &o) },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			limitMemory()
+			return runGateway(cmd.Context(), c, &o)
+		},
 	}
 	f := cmd.Flags()
 	f.StringVarP(&c.brokers, "brokers", "b", "localhost:9092", "bootstrap brokers, HOST:PORT,…")
