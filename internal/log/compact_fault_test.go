@@ -164,6 +164,85 @@ func TestSegmentsThatGoDuringTheirCompaction(t *testing.T) {
 	}
 }
 
+// openFiles counts the users of each path.
+type openFiles struct {
+	vfs.FS
+	mu   sync.Mutex
+	open map[string]int
+	free []string // paths that were renamed onto while nobody had them open
+}
+
+type counted struct {
+	vfs.File
+	of   *openFiles
+	path string
+}
+
+func (o *openFiles) add(path string, n int) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.open[path] += n
+}
+
+func (o *openFiles) Open(path string) (vfs.File, error) {
+	f, err := o.FS.Open(path)
+	if err != nil {
+		return nil, err
+	}
+	o.add(path, 1)
+	return &counted{f, o, path}, nil
+}
+
+func (c *counted) Close() error {
+	c.of.add(c.path, -1)
+	return c.File.Close()
+}
+
+func (o *openFiles) Rename(from, to string) error {
+	o.mu.Lock()
+	if o.open[to] == 0 {
+		o.free = append(o.free, to)
+	}
+	o.mu.Unlock()
+	return o.FS.Rename(from, to)
+}
+
+// TestReplacedSegmentsAreFreedLater: a rename onto a file that nobody has open gives back what it took, for long, while nobody can append.
+func TestReplacedSegmentsAreFreedLater(t *testing.T) {
+	k := filled(t)
+	k.restart(true)
+	if err := k.l.Close(); err != nil {
+		t.Fatal(err)
+	}
+	of := &openFiles{FS: k.mem, open: map[string]int{}}
+	l, err := Open(Options{FS: of, Dir: "/d/k-0", Partition: tp.Partition{Topic: "k"}, TopicID: tp.UUID{1}, Config: k.cfg, Clean: true, RecoveryPoint: k.rp, Now: time.UnixMilli(k.now)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	k.l = l
+	l.SetHighWatermark(math.MaxInt64)
+	of.free = nil
+	p, err := l.CompactionPlan(k.stable(), time.UnixMilli(k.now))
+	if err != nil {
+		t.Fatal(err)
+	}
+	res, err := l.Compact(t.Context(), p, CompactOptions{Memory: 1 << 20, Now: time.UnixMilli(k.now)})
+	if err != nil || res.Left == 0 {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	for _, path := range of.free {
+		if strings.HasSuffix(path, segment.LogSuffix) {
+			t.Errorf("%s was freed by a rename", path)
+		}
+	}
+	l.CloseDirty()
+	for path, n := range of.open {
+		if n != 0 {
+			t.Errorf("%s is still open", path)
+		}
+	}
+}
+
 // TestReadersDuringCompaction: who reads while segments are replaced sees whole batches of rising offsets and no error.
 func TestReadersDuringCompaction(t *testing.T) {
 	k := filled(t)
