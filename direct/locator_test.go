@@ -141,9 +141,10 @@ func TestLocatorIsNotAskedForDivergence(t *testing.T) {
 
 // What the broker no longer has is read on while the Locator does not answer, and is never taken for what the log lost just now.
 func TestArchivedOffsets(t *testing.T) {
-	r, _ := stockRig(t, direct.Config{MarksMaxAge: time.Nanosecond}, func(n int, _ direct.Query, l *direct.Location) (*direct.Location, error) {
-		if n > 1 || l == nil {
-			return nil, nil
+	var silent atomic.Bool
+	r, _ := stockRig(t, direct.Config{MarksMaxAge: time.Nanosecond}, func(_ int, _ direct.Query, l *direct.Location) (*direct.Location, error) {
+		if silent.Load() || l == nil {
+			return nil, direct.ErrThrottled // nil without an error would take back what it said
 		}
 		l.Archived = true
 		return l, nil
@@ -154,6 +155,7 @@ func TestArchivedOffsets(t *testing.T) {
 	at := []int64{0}
 	for range 5 {
 		check(r, r.broker.parts, at, o, r.client.fetch(o, []position{{0, at[0]}}))
+		silent.Store(true)
 	}
 	if at[0] != 15 {
 		t.Errorf("at %d", at[0])
