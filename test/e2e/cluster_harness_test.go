@@ -20,6 +20,7 @@ import (
 
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/kmsg"
 
 	"github.com/varve-io/varve/internal/testport"
 )
@@ -135,6 +136,25 @@ func (c *cluster) refused(words string, args ...string) {
 func (c *cluster) until(what string, ok func() bool) {
 	c.t.Helper()
 	c.nodes[0].until(what, ok)
+}
+
+// fenced waits until every node that runs knows that a broker is fenced: a tool may ask any of them, whatever it was given.
+func (c *cluster) fenced(id int32) {
+	c.t.Helper()
+	cl := c.client()
+	for i, n := range c.nodes {
+		if n.cmd == nil {
+			continue
+		}
+		c.until(fmt.Sprintf("node %d knows that %d is fenced", i+1, id), func() bool {
+			ctx, cancel := context.WithTimeout(c.t.Context(), 5*time.Second)
+			defer cancel()
+			req := kmsg.NewPtrMetadataRequest()
+			req.Topics = []kmsg.MetadataRequestTopic{} // none, where nil would be all
+			resp, err := req.RequestWith(ctx, cl.Broker(i+1))
+			return err == nil && !slices.ContainsFunc(resp.Brokers, func(b kmsg.MetadataResponseBroker) bool { return b.NodeID == id })
+		})
+	}
 }
 
 func (c *cluster) createTopic(name string, partitions, replicas int, configs ...string) {

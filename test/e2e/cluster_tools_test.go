@@ -27,15 +27,13 @@ func TestToolsWithABrokerDown(t *testing.T) {
 	up := c.node(down%3 + 1)
 	c.node(down).kill()
 	ask := func(args ...string) (string, int) { return up.varve(append(args, "-b", up.address())...) }
-	c.until("the dead broker is fenced", func() bool {
-		out, code := ask("broker", "ls")
-		return code == 0 && strings.Contains(out, "fenced")
-	})
+	c.fenced(down)
 	for _, x := range []struct {
 		args string
 		code int
 		want []string
 	}{
+		{"broker ls", 0, []string{"fenced"}},
 		{"topic ls", 1, []string{"1 without a leader", "safe", "1 topics have partitions without a leader"}},
 		{"topic describe alone", 1, []string{fmt.Sprintf("no leader; offline %d", down), "ok\n", "without a leader: 0"}},
 		{"topic describe alone --replicas", 1, []string{"offline", "in sync"}},
@@ -82,11 +80,7 @@ func TestReassignAndCancel(t *testing.T) {
 		return 0
 	}(before[0])
 	c.node(absent).kill()
-	c.until("it is fenced", func() bool {
-		n := c.node(absent%3 + 1)
-		out, code := n.varve("broker", "ls", "-b", n.address())
-		return code == 0 && strings.Contains(out, "fenced")
-	})
+	c.fenced(absent)
 	c.varve("topic", "reassign", "moving:0", "--to", fmt.Sprintf("%d,%d", absent, before[0].Replicas[0]))
 	c.until("the reassignment is shown", func() bool {
 		p := c.describe("moving")

@@ -111,10 +111,11 @@ func TestCompactedTopicOnAFollower(t *testing.T) {
 	cl := c.client()
 	k.write(cl, 10_000)
 	for range 3 {
-		leader := c.node(c.level("state")[0].Leader)
+		state := c.level("state")[0]
+		leader := c.node(state.Leader)
 		leader.until("what is superseded is gone", func() bool { return k.read(leader) < 2000 })
 		var follower *node
-		for _, r := range c.describe("state")[0].Replicas {
+		for _, r := range state.Replicas {
 			if n := c.node(r); n != leader {
 				follower = n
 			}
@@ -127,7 +128,6 @@ func TestCompactedTopicOnAFollower(t *testing.T) {
 		leader.kill() // now it is one of the others, perhaps the one that began anew
 		k.write(cl, 500)
 		leader.start()
-		c.level("state")
-		k.read(c.node(c.describe("state")[0].Leader))
+		k.read(c.node(c.level("state")[0].Leader))
 	}
 }
