@@ -224,7 +224,7 @@ func (c *conn) write(ctx context.Context) (err error) {
 		}
 	}()
 	out := &outbox{c: c}
-	defer out.close() // also what was answered before a panic
+	defer out.flush() // also what was answered before a panic
 	for finish := range c.queue {
 		reply := finish(ctx)
 		err := out.send(reply, len(c.queue) > 0)
@@ -242,5 +242,5 @@ func (c *conn) write(ctx context.Context) (err error) {
 			return errors.New(reply.Reason)
 		}
 	}
-	return c.ended(out.close())
+	return c.ended(out.flush())
 }

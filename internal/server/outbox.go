@@ -16,7 +16,7 @@ const (
 )
 
 // outbox writes a connection's answers. To a peer that sends requests without waiting it writes small answers together: each write
-// costs more than most requests do. None waits for a request that takes its time. send and close are for one caller at a time.
+// costs more than most requests do. None waits for a request that takes its time. send is for one caller at a time.
 type outbox struct {
 	c     *conn
 	timer *time.Timer // flushes what is gathered; nil before the first time
@@ -45,7 +45,7 @@ func (o *outbox) send(r wire.Reply, more bool) error {
 		return o.writeLocked(wire.Reply{})
 	case !first:
 	case o.timer == nil:
-		o.timer = time.AfterFunc(gatherFor, o.late)
+		o.timer = time.AfterFunc(gatherFor, func() { _ = o.flush() }) // an error waits for the next answer
 	default:
 		o.timer.Reset(gatherFor)
 	}
@@ -64,15 +64,6 @@ func gathers(r wire.Reply) bool {
 	return n < gatherMax && r.Release == nil && !r.Close
 }
 
-// late flushes for a request that takes its time. An error waits for the next answer.
-func (o *outbox) late() {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.err == nil {
-		_ = o.writeLocked(wire.Reply{})
-	}
-}
-
 // writeLocked writes what is gathered and a reply.
 func (o *outbox) writeLocked(r wire.Reply) error {
 	if o.timer != nil {
@@ -89,8 +80,8 @@ func (o *outbox) writeLocked(r wire.Reply) error {
 	return o.err
 }
 
-// close writes what is gathered, if it can be.
-func (o *outbox) close() error {
+// flush writes what is gathered, unless a write has failed.
+func (o *outbox) flush() error {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.err != nil {
