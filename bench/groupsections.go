@@ -295,14 +295,16 @@ func commitsSection(b *bench) error {
 			}
 		}
 	}
+	rate := func(l load) float64 { return 1 / l.seconds }
+	micros := func(l load) float64 { return l.cpu * 1e6 }
 	for _, at := range []int{1, 8} {
 		loads, err := b.alternate([]*process{v, k}, func(p *process) (load, error) { return b.commitOffsets(p, b.n(200_000), at) })
 		if err != nil {
 			return err
 		}
 		shape := fmt.Sprintf("of 10 partitions, %d at a time on a connection", at)
-		b.add(row{section: section, what: "commits " + shape, unit: "1/s", varve: pick(loads[v.name], func(l load) float64 { return 1 / l.seconds }), kafka: pick(loads[nameOf(k)], func(l load) float64 { return 1 / l.seconds }), target: "≥ 2×"})
-		b.add(row{section: section, what: "broker CPU, commits " + shape, unit: "µs a commit", varve: pick(loads[v.name], func(l load) float64 { return l.cpu * 1e6 }), kafka: pick(loads[nameOf(k)], func(l load) float64 { return l.cpu * 1e6 }), lowerIsBetter: true})
+		b.add(row{section: section, what: "commits " + shape, unit: "1/s", varve: pick(loads[v.name], rate), kafka: pick(loads[nameOf(k)], rate), target: "≥ 2×"})
+		b.add(row{section: section, what: "broker CPU, commits " + shape, unit: "µs a commit", varve: pick(loads[v.name], micros), kafka: pick(loads[nameOf(k)], micros), lowerIsBetter: true})
 	}
 	return end(v, k)
 }

@@ -148,13 +148,7 @@ func TestSegmentsThatGoDuringTheirCompaction(t *testing.T) {
 				if name == "retention" || name == "truncation" || name == "restart" {
 					k.seen()
 					k.noneStaged()
-					b := recordbatch.NewBuilder()
-					b.Add(recordbatch.Record{Timestamp: k.now, Key: []byte("k")})
-					raw, err := b.Build()
-					if err != nil {
-						t.Fatal(err)
-					}
-					k.append(raw, false)
+					k.add(recordbatch.Record{Timestamp: k.now, Key: []byte("k")})
 				}
 				if steps < step {
 					break
@@ -306,13 +300,7 @@ func TestReadOfAHole(t *testing.T) {
 	k.l.SetConfig(k.cfg)
 	for range 40 {
 		k.now++
-		b := recordbatch.NewBuilder()
-		b.Add(recordbatch.Record{Timestamp: k.now, Key: []byte("the same")})
-		raw, err := b.Build()
-		if err != nil {
-			t.Fatal(err)
-		}
-		k.append(raw, false)
+		k.add(recordbatch.Record{Timestamp: k.now, Key: []byte("the same")})
 	}
 	p, err := k.l.CompactionPlan(math.MaxInt64, time.UnixMilli(k.now))
 	if err != nil {
@@ -337,17 +325,11 @@ func TestTombstones(t *testing.T) {
 	k.l.SetConfig(k.cfg)
 	add := func(key, value string) int64 {
 		k.now++
-		b := recordbatch.NewBuilder()
 		r := recordbatch.Record{Timestamp: k.now, Key: []byte(key), Headers: []recordbatch.RecordHeader{{Key: "h"}}}
 		if value != "" {
 			r.Value = []byte(value)
 		}
-		b.Add(r)
-		raw, err := b.Build()
-		if err != nil {
-			t.Fatal(err)
-		}
-		at := k.append(raw, false)
+		at := k.add(r)
 		k.written[at] = write{key: key, value: value, at: k.now}
 		return at
 	}

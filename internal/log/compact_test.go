@@ -148,6 +148,18 @@ func (k *keyed) append(raw []byte, internal bool) int64 {
 	return res.FirstOffset
 }
 
+// add appends a batch of one record.
+func (k *keyed) add(r recordbatch.Record) int64 {
+	k.t.Helper()
+	b := recordbatch.NewBuilder()
+	b.Add(r)
+	raw, err := b.Build()
+	if err != nil {
+		k.fatalf("build: %v", err)
+	}
+	return k.append(raw, false)
+}
+
 func (k *keyed) stable() int64 {
 	end := k.l.Offsets().End
 	if o, ok := k.l.FirstUnstable(end); ok {

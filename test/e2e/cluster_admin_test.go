@@ -41,7 +41,7 @@ func TestDrainAndUnregister(t *testing.T) {
 	c.until("nothing is on it", func() bool { b := c.brokers()[4]; return b.Replicas == 0 && b.Leaders == 0 && b.Draining })
 	l.goesOn()
 	fourth.stop()
-	c.until("it is fenced", func() bool { return c.brokers()[4].Fenced })
+	c.fenced(4)
 	c.varve("broker", "unregister", "4")
 	c.until("it is listed no more", func() bool { all := c.brokers(); _, still := all[4]; return len(all) > 0 && !still })
 	c.refused("No broker with id 4", "broker", "unregister", "4")
