@@ -25,11 +25,13 @@ func TestFranzGoSuiteReplicatedInChaos(t *testing.T) {
 func franzGo(t *testing.T, b *broker, env ...string) {
 	t.Helper()
 	dir := strings.TrimSpace(command{}.run(t, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/twmb/franz-go"))
-	args := []string{"go", "test", "-count=1", "-v", "-timeout", "240s"}
 	c := command{dir: dir + "/pkg/kgo", limit: 5 * time.Minute, env: append(env, "KGO_SEEDS="+b.addr, "KGO_TEST_RECORDS=50000", "KGO_LOG_LEVEL=none")}
-	out, errs, err := c.try(t, append(args, ".")...)
-	if err != nil {
-		t.Logf("go test: %v\n%s", err, tail(errs))
-	}
-	mustPass(t, "kgo.txt", out, func(name string) bool { return !strings.Contains(name, "/") })
+	goSuite(t, "kgo.txt", func(args ...string) string {
+		t.Helper()
+		out, errs, err := c.try(t, append([]string{"go", "test", "-count=1", "-v", "-timeout", "240s", "."}, args...)...)
+		if err != nil {
+			t.Logf("go test: %v\n%s", err, tail(errs))
+		}
+		return out
+	})
 }

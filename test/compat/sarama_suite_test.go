@@ -47,12 +47,17 @@ func TestSaramaFunctional(t *testing.T) {
 	began := time.Now()
 	env := startProxied(t)
 	dir := strings.TrimSpace(command{}.run(t, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/IBM/sarama"))
-	c := command{dir: dir, limit: 9*time.Minute - time.Since(began), env: append(env, fmt.Sprintf("TOXIPROXY_ADDR=http://127.0.0.1:%d", toxiproxyPort), "KAFKA_VERSION=4.0.0")}
-	out, errs, err := c.try(t, "go", "test", "-tags", "functional", "-vet=off", "-count=1", "-v", "-timeout", "480s", "-run", saramaSuite, ".")
-	if err != nil {
-		t.Logf("go test: %v\n%s", err, tail(errs))
-	}
-	mustPass(t, "sarama.txt", out, func(name string) bool { return !strings.Contains(name, "/") })
+	env = append(env, fmt.Sprintf("TOXIPROXY_ADDR=http://127.0.0.1:%d", toxiproxyPort), "KAFKA_VERSION=4.0.0")
+	goSuite(t, "sarama.txt", func(args ...string) string {
+		t.Helper()
+		c := command{dir: dir, limit: 9*time.Minute - time.Since(began), env: env}
+		args = append([]string{"go", "test", "-tags", "functional", "-vet=off", "-count=1", "-v", "-timeout", "480s", "-run", saramaSuite, "."}, args...)
+		out, errs, err := c.try(t, args...)
+		if err != nil {
+			t.Logf("go test: %v\n%s", err, tail(errs))
+		}
+		return out
+	})
 }
 
 // startProxied runs five brokers that tell clients to use toxiproxy's ports and reach each other without it. It returns the
