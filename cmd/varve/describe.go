@@ -147,6 +147,9 @@ func (p describedPartition) state() string {
 	if p.Error != "" {
 		add("%s", p.Error)
 	}
+	if p.lost() {
+		add("the last in sync came back with an empty disk, see varve topic elect --help")
+	}
 	if len(p.ISR) < p.MinISR {
 		add("%d in sync, min.insync.replicas is %d", len(p.ISR), p.MinISR)
 	}
@@ -179,6 +182,9 @@ func (p describedPartition) state() string {
 	}
 	return strings.Join(parts, "; ")
 }
+
+// lost says that no replica is known to have everything: the last one that had came back without its data.
+func (p describedPartition) lost() bool { return p.Leader < 0 && len(p.ISR) == 0 }
 
 // fetching is the phase of a follower that does what it should.
 const fetching = "Fetching"

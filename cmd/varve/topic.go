@@ -19,7 +19,7 @@ func topicCommand() *cobra.Command {
 	c := &connection{}
 	cmd := &cobra.Command{Use: "topic", Short: "Create, list, describe, alter, move and delete topics"}
 	c.flags(cmd)
-	cmd.AddCommand(topicCreate(c), topicList(c), topicDescribe(c), topicAlter(c), topicGrow(c), topicReassign(c), topicDelete(c))
+	cmd.AddCommand(topicCreate(c), topicList(c), topicDescribe(c), topicAlter(c), topicGrow(c), topicReassign(c), topicElect(c), topicDelete(c))
 	return cmd
 }
 

@@ -24,6 +24,7 @@ type dataDir struct {
 	path string
 	lock io.Closer
 	meta *log.Meta // nil in a new folder
+	id   tp.UUID   // of the folder; zero if what was written there before knows of none
 
 	clean bool // the last run ended well
 
@@ -70,23 +71,38 @@ func (d *dataDir) keep(known func(tp.Partition) bool) {
 
 const fileMax = 64 << 20
 
+// metadataDir is the folder of the metadata log in the data directory.
+const metadataDir = "metadata"
+
 // openDataDir locks the folder and reads what the last run left.
 func openDataDir(fsys vfs.FS, path string, logger *slog.Logger) (*dataDir, error) {
 	if err := fsys.MkdirAll(path); err != nil {
 		return nil, fmt.Errorf("data directory: %w", err)
 	}
-	lock, err := fsys.Lock(filepath.Join(path, log.LockFile))
+	lock, err := lockDataDir(fsys, path)
 	if errors.Is(err, vfs.ErrLocked) {
-		return nil, fmt.Errorf("data directory %s is in use by another server: stop that one, or give this one a log.dir of its own", path)
+		return nil, fmt.Errorf("%w: stop that one, or give this one a log.dir of its own", err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("lock data directory %s: %w", path, err)
+		return nil, err
 	}
 	d := &dataDir{fs: fsys, path: path, lock: lock}
 	if err := d.read(logger); err != nil {
 		return nil, errors.Join(err, lock.Close())
 	}
 	return d, nil
+}
+
+// lockDataDir wraps vfs.ErrLocked.
+func lockDataDir(fsys vfs.FS, path string) (io.Closer, error) {
+	lock, err := fsys.Lock(filepath.Join(path, log.LockFile))
+	if errors.Is(err, vfs.ErrLocked) {
+		return nil, fmt.Errorf("data directory %s is in use by another server (%w)", path, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("lock data directory %s: %w", path, err)
+	}
+	return lock, nil
 }
 
 func (d *dataDir) read(logger *slog.Logger) error {
@@ -96,8 +112,10 @@ func (d *dataDir) read(logger *slog.Logger) error {
 		if err != nil {
 			return fmt.Errorf("data directory %s: %w", d.path, err)
 		}
-		d.meta = &m
+		d.meta, d.id = &m, m.DirectoryID
 	} else if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	} else if d.id, err = tp.NewUUID(rand.Reader); err != nil {
 		return err
 	}
 	if _, err := d.fs.Stat(d.file(log.CleanShutdownFile)); err == nil {
@@ -155,11 +173,7 @@ func (d *dataDir) claim(cluster string, node int32) error {
 	if d.meta != nil {
 		return d.check(cluster, node)
 	}
-	id, err := tp.NewUUID(rand.Reader)
-	if err != nil {
-		return err
-	}
-	d.meta = &log.Meta{ClusterID: cluster, NodeID: node, DirectoryID: id}
+	d.meta = &log.Meta{ClusterID: cluster, NodeID: node, DirectoryID: d.id}
 	return vfs.WriteFileAtomic(d.fs, d.file(log.MetaFile), log.MarshalMeta(*d.meta))
 }
 

@@ -67,9 +67,9 @@ func (b *broker) openQuorum(endpoints []metadata.Endpoint) (err error) {
 	var lost error
 	if b.dir.meta != nil && len(voters) == 0 {
 		// A lost metadata log must not turn the directory into another cluster's.
-		lost = fmt.Errorf("data directory %s belongs to cluster %s, but its metadata log in %s is empty: restore it from a copy", b.dir.path, b.dir.meta.ClusterID, filepath.Join(b.dir.path, "metadata"))
+		lost = fmt.Errorf("data directory %s belongs to cluster %s, but its metadata log in %s is empty: restore it from a copy", b.dir.path, b.dir.meta.ClusterID, filepath.Join(b.dir.path, metadataDir))
 	}
-	b.quorum, err = quorum.Open(quorum.Options{Dir: filepath.Join(b.dir.path, "metadata"), NodeID: b.self, Logger: b.log, Hub: b.nodes.hub, Voters: voters, Address: b.address,
+	b.quorum, err = quorum.Open(quorum.Options{Dir: filepath.Join(b.dir.path, metadataDir), NodeID: b.self, Logger: b.log, Hub: b.nodes.hub, Voters: voters, Address: b.address,
 		ElectionTimeout: b.static.Millis("controller.quorum.election.timeout.ms"), Lost: lost})
 	return err
 }
@@ -106,7 +106,7 @@ func (b *broker) bootstrapServers() []string {
 // join makes this run of the broker a member of the cluster, and opens its partitions.
 func (b *broker) join(ctx context.Context, endpoints []metadata.Endpoint) error {
 	b.notReady("joining the cluster")
-	record := metadata.BrokerRecord{ID: b.self, Incarnation: b.incarnation, Rack: b.static.Get("broker.rack"), Listeners: endpoints, PeerListener: config.PeerListener(b.static)}
+	record := metadata.BrokerRecord{ID: b.self, Incarnation: b.incarnation, Rack: b.static.Get("broker.rack"), Listeners: endpoints, PeerListener: config.PeerListener(b.static), Directory: b.dir.id}
 	said := ""
 	// Whoever has this id may have died just now.
 	taken := time.Now().Add(b.static.Millis("broker.session.timeout.ms"))

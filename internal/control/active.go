@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"runtime/debug"
+	"strings"
 	"sync"
 	"time"
 
@@ -225,6 +226,7 @@ func (a *active) commit(ctx context.Context, records []metadata.Record, waiting 
 	switch {
 	case err == nil:
 		a.img = img
+		a.tellLost(records)
 	case errors.Is(err, quorum.ErrOutcomeUnknown):
 		err = lost{err}
 	case errors.Is(err, quorum.ErrNotController), errors.Is(err, quorum.ErrConflict):
@@ -245,6 +247,24 @@ func (a *active) commit(ctx context.Context, records []metadata.Record, waiting 
 			}
 		}
 		r.done <- r.outcome
+	}
+}
+
+// tellLost says which partitions have nobody left who is known to have everything.
+func (a *active) tellLost(records []metadata.Record) {
+	var names []string
+	var broker int32
+	for _, r := range records {
+		if p, ok := r.(metadata.PartitionRecord); ok && p.Lost {
+			broker = p.ISR[0]
+			if t := a.img.TopicsByID[p.Topic]; t != nil {
+				names = append(names, fmt.Sprintf("%s-%d", t.Name, p.Index))
+			}
+		}
+	}
+	if n := len(names); n > 0 {
+		a.c.o.Logger.Error("the last replica in sync came back with an empty disk: without a leader until varve topic elect --unclean makes one of the other replicas it",
+			"partitions", n, "such as", strings.Join(names[:min(n, 5)], ","), "broker", broker)
 	}
 }
 

@@ -158,7 +158,7 @@ func (b *batch) finish() []metadata.Record {
 
 // same compares what a record is about, without epochs and marks.
 func same(a, b metadata.PartitionRecord) bool {
-	return a.Leader == b.Leader && slices.Equal(a.Replicas, b.Replicas) && slices.Equal(a.ISR, b.ISR) && slices.Equal(a.Adding, b.Adding) &&
+	return a.Leader == b.Leader && a.Lost == b.Lost && slices.Equal(a.Replicas, b.Replicas) && slices.Equal(a.ISR, b.ISR) && slices.Equal(a.Adding, b.Adding) &&
 		slices.Equal(a.Removing, b.Removing)
 }
 

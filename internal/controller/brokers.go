@@ -1,6 +1,7 @@
 package controller
 
 import (
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -10,7 +11,8 @@ import (
 
 // Run registers a run of a broker under a new epoch; it begins fenced. The run before is fenced with it. It is refused
 // while a run on another address has a session: two machines share an id. On the same address the old run cannot be alive,
-// since two processes cannot hold one port.
+// since two processes cannot hold one port. A run on another data directory than before has none of the data that it is in
+// sync with.
 func (c RegisterCommand) Run(img *metadata.Image, env Env) ([]metadata.Record, any, error) {
 	if img.ClusterID == "" {
 		return nil, nil, refuse(ErrFenced, "The cluster has no name yet.") // in a moment it has
@@ -42,6 +44,9 @@ func (c RegisterCommand) Run(img *metadata.Image, env Env) ([]metadata.Record, a
 	if known && !old.Fenced {
 		b.fence([]int32{r.ID})
 	}
+	if known && !old.Directory.IsZero() && !r.Directory.IsZero() && old.Directory != r.Directory {
+		b.emptied(r.ID)
+	}
 	return b.finish(), Registered{r.Epoch}, nil
 }
 
@@ -61,6 +66,38 @@ func (b *batch) fence(ids []int32) {
 		}
 		b.set(t, b.elect(t, p))
 	})
+}
+
+// emptied takes a broker that lost its disk out of ISRs. The last member stays, marked, where another replica may have more; where there
+// is no other it goes on from the tier.
+func (b *batch) emptied(id int32) {
+	b.walk(func(t *metadata.Topic, p metadata.PartitionRecord) {
+		if !slices.Contains(p.ISR, id) || len(p.Replicas) == 1 {
+			return
+		}
+		if others := without(p.ISR, []int32{id}); others != nil {
+			p.ISR = others
+		} else {
+			p.Leader, p.Lost = -1, true
+		}
+		b.set(t, b.elect(t, p))
+	})
+}
+
+// Halted makes the records that say that no broker runs and nothing is led, while everybody stays in the ISRs: whoever comes first, with
+// its data, leads.
+func Halted(img *metadata.Image) []metadata.Record {
+	b := newBatch(img, Env{})
+	for _, id := range slices.Sorted(maps.Keys(img.Brokers)) {
+		if r := img.Brokers[id]; !r.Fenced || r.ShuttingDown {
+			b.setState(r, metadata.BrokerState{Fenced: true})
+		}
+	}
+	b.walk(func(t *metadata.Topic, p metadata.PartitionRecord) {
+		p.Leader = -1
+		b.set(t, p)
+	})
+	return b.finish()
 }
 
 // Run notes that a broker lives: it unfences a run that is ready, and lets one go that wants to leave. Partitions are

@@ -41,6 +41,63 @@ func TestRegister(t *testing.T) {
 	w.restart()
 }
 
+// A broker on an empty disk is in sync with nothing, and leads nothing that another may have more of (KIP-966).
+func TestAnEmptiedBroker(t *testing.T) {
+	w := newWorld(t)
+	incarnation := byte(1)
+	register := func(id int32, disk byte) {
+		t.Helper()
+		incarnation++
+		r := node(id, incarnation, "")
+		r.Directory = tp.UUID{disk}
+		w.run(RegisterCommand{r})
+		w.beat(id, true, false)
+	}
+	for id := range int32(3) {
+		register(id+1, 1)
+	}
+	w.assigned("t", []int32{1, 2, 3}, []int32{2, 1, 3}, []int32{2})
+	w.run(TickCommand{Silent: []int32{1, 3}})
+	w.is("t", 0, "123 isr 2 leader 2 epoch 1")
+	register(2, 1)
+	w.is("t", 0, "123 isr 2 leader 2 epoch 3")
+	register(2, 2)
+	w.is("t", 0, "123 isr 2 leader -1 epoch 4")
+	w.is("t", 1, "213 isr 2 leader -1 epoch 3")
+	w.is("t", 2, "2 isr 2 leader 2 epoch 4") // nobody else can have it
+	w.run(TickCommand{Silent: []int32{2}, Preferred: true})
+	w.beat(2, true, false)
+	w.run(ElectLeadersCommand{})
+	w.is("t", 1, "213 isr 2 leader -1 epoch 3")
+
+	// Those that may have more come first, though 2 is the preferred one.
+	register(3, 1)
+	w.is("t", 1, "213 isr 2 leader -1 epoch 3")
+	w.run(ElectLeadersCommand{Unclean: true, Partitions: []PartitionRef{{w.img.Topics["t"].ID, 1}}})
+	w.is("t", 1, "213 isr 3 leader 3 epoch 4 unclean")
+	// Nobody else is there: then it is the emptied one.
+	w.run(TickCommand{Silent: []int32{3}})
+	w.run(AlterTopicCommand{Topic: "t", Changes: []Change{{uncleanKey, Set, ptr("true")}}})
+	w.is("t", 0, "123 isr 2 leader 2 epoch 5 unclean")
+	w.restart()
+}
+
+// Whoever comes back first of a cluster that stood still leads what it is in sync with.
+func TestHalted(t *testing.T) {
+	w := newCluster(t, "", "", "")
+	w.assigned("t", []int32{1, 2, 3}, []int32{3, 2})
+	w.run(TickCommand{Silent: []int32{2}})
+	w.apply(Halted(w.img), nil)
+	w.is("t", 0, "123 isr 13 leader -1 epoch 1")
+	w.is("t", 1, "32 isr 3 leader -1 epoch 1")
+	w.up(2, 2, "")
+	w.is("t", 0, "123 isr 13 leader -1 epoch 1")
+	w.up(3, 2, "")
+	w.is("t", 0, "123 isr 3 leader 3 epoch 2")
+	w.is("t", 1, "32 isr 3 leader 3 epoch 2")
+	w.restart()
+}
+
 func TestFencing(t *testing.T) {
 	w := newCluster(t, "", "", "")
 	w.assigned("t", []int32{1, 2, 3}, []int32{1}, []int32{2, 3})

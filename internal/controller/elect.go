@@ -21,7 +21,8 @@ func (e electorate) usable(broker int32) bool { return e.unfenced(broker) && !e.
 // the ISR in assignment order that is usable is elected, replicas with little local data after all others: deprioritized,
 // never excluded, so that a partition does not stay without a leader because of them (KIP-1303). Where there is none a
 // present leader that is leaving stays, then with unclean the first usable replica outside the ISR becomes the whole ISR
-// (unclean.leader.election.enable), and last the leader is -1 and the ISR what it was.
+// (unclean.leader.election.enable), and last the leader is -1 and the ISR what it was. A member that lost its data comes after
+// the replicas outside the ISR.
 //
 // The answer shares no slice that differs from p's. Epochs are left to the caller.
 func elect(p metadata.PartitionRecord, e electorate, unclean bool) metadata.PartitionRecord {
@@ -31,7 +32,7 @@ func elect(p metadata.PartitionRecord, e electorate, unclean bool) metadata.Part
 	}
 	best, rank := int32(-1), 0
 	for _, r := range p.Replicas {
-		if !slices.Contains(p.ISR, r) || !e.usable(r) {
+		if p.Lost || !slices.Contains(p.ISR, r) || !e.usable(r) {
 			continue
 		}
 		n := 1
@@ -54,9 +55,9 @@ func elect(p metadata.PartitionRecord, e electorate, unclean bool) metadata.Part
 	case present:
 		return p
 	case unclean:
-		for _, r := range p.Replicas {
-			if e.usable(r) && !slices.Contains(p.ISR, r) {
-				p.Leader, p.ISR, p.Unclean = r, []int32{r}, true
+		for _, r := range append(without(p.Replicas, p.ISR), p.ISR...) {
+			if e.usable(r) && (p.Lost || !slices.Contains(p.ISR, r)) {
+				p.Leader, p.ISR, p.Unclean, p.Lost = r, []int32{r}, true, false
 				return p
 			}
 		}
@@ -68,7 +69,7 @@ func elect(p metadata.PartitionRecord, e electorate, unclean bool) metadata.Part
 // preferred makes the first replica the leader if it is fit for that now.
 func preferred(p metadata.PartitionRecord, e electorate) (metadata.PartitionRecord, bool) {
 	first := p.Replicas[0]
-	if p.Leader == first || !slices.Contains(p.ISR, first) || !e.usable(first) || !e.alive(first) {
+	if p.Lost || p.Leader == first || !slices.Contains(p.ISR, first) || !e.usable(first) || !e.alive(first) {
 		return p, false
 	}
 	p.Leader = first

@@ -67,9 +67,12 @@ func check(r *rapid.T, before, after *metadata.Image, c Command) {
 				}
 			}
 			for _, member := range p.ISR {
-				if b := after.Brokers[member]; p.Leader == -1 && b != nil && !b.Fenced && !b.ShuttingDown {
+				if b := after.Brokers[member]; p.Leader == -1 && !p.Lost && b != nil && !b.Fenced && !b.ShuttingDown {
 					fail("no leader, though a member is there")
 				}
+			}
+			if p.Lost && (p.Leader != -1 || len(p.ISR) != 1 || len(p.Replicas) == 1) {
+				fail("lost, but led or not alone")
 			}
 			old, ok := before.TopicsByID[id]
 			if !ok || i >= len(old.Partitions) {
@@ -85,6 +88,9 @@ func check(r *rapid.T, before, after *metadata.Image, c Command) {
 			}
 			// Only an election that says so may lose the whole old ISR, or a reassignment that its leader's proposal completes.
 			_, proposed := c.(AlterPartitionsCommand)
+			if q.Lost && !p.Lost && !p.Unclean {
+				fail("found again")
+			}
 			if !p.Unclean && !(proposed && len(q.Removing) > 0) && !slices.ContainsFunc(p.ISR, func(m int32) bool { return slices.Contains(q.ISR, m) }) {
 				fail(fmt.Sprintf("the ISR was exchanged, from %v", q.ISR))
 			}
@@ -145,7 +151,9 @@ func (d *drawer) command() Command {
 	case 0, 1:
 		d.runs++
 		b := d.broker()
-		return RegisterCommand{node(b, d.runs, d.racks[b-1])}
+		r := node(b, d.runs, d.racks[b-1])
+		r.Directory = tp.UUID{byte(d.n(0, 2))} // 0 is not known
+		return RegisterCommand{r}
 	case 2, 3, 4, 5:
 		return d.heartbeat()
 	case 6:

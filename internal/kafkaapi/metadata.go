@@ -127,7 +127,7 @@ func (a *API) metadataTopic(img *metadata.Image, t *metadata.Topic, req *kmsg.Me
 	for _, state := range t.Partitions {
 		p := kmsg.NewMetadataResponseTopicPartition()
 		p.Partition, p.Leader, p.LeaderEpoch = state.Index, state.Leader, state.LeaderEpoch
-		p.Replicas, p.ISR = state.Replicas, state.ISR
+		p.Replicas, p.ISR = state.Replicas, state.InSync()
 		p.OfflineReplicas = a.offline(img, t, state)
 		if slices.Contains(p.OfflineReplicas, p.Leader) {
 			p.Leader = -1
@@ -263,8 +263,11 @@ func (a *API) describeTopicPartitions(_ context.Context, _ *call, req *kmsg.Desc
 			left--
 			p := kmsg.NewDescribeTopicPartitionsResponseTopicPartition()
 			p.Partition, p.LeaderID, p.LeaderEpoch = state.Index, state.Leader, state.LeaderEpoch
-			p.Replicas, p.ISR = state.Replicas, state.ISR
+			p.Replicas, p.ISR = state.Replicas, state.InSync()
 			p.EligibleLeaderReplicas, p.LastKnownELR = []int32{}, []int32{}
+			if state.Lost {
+				p.LastKnownELR = state.ISR
+			}
 			p.OfflineReplicas = a.offline(img, t, state)
 			if slices.Contains(p.OfflineReplicas, p.LeaderID) {
 				p.LeaderID = -1

@@ -36,6 +36,8 @@ type BrokerRecord struct {
 	// PeerListener names the element of Listeners on which other nodes reach this one.
 	PeerListener string `cbor:"6,keyasint,omitempty"`
 	BrokerState
+	// Directory is the id of the broker's data directory (KIP-858). Another one than before means an empty disk. Zero is not known.
+	Directory tp.UUID `cbor:"9,keyasint,omitempty"`
 }
 
 // BrokerState is what changes about a broker while it runs.
@@ -98,6 +100,17 @@ type PartitionRecord struct {
 	// Unclean marks the record of an election from outside the ISR: what only the old ISR held is lost. The next record
 	// of the partition clears it.
 	Unclean bool `cbor:"10,keyasint,omitempty"`
+	// Lost says that the only member of the ISR came back without its data, while other replicas may have theirs. There is no leader
+	// then, and only an unclean election makes one (as where KIP-966 leaves the ISR empty).
+	Lost bool `cbor:"11,keyasint,omitempty"`
+}
+
+// InSync is the ISR as clients are told it: a member that lost its data is in sync with nothing.
+func (r *PartitionRecord) InSync() []int32 {
+	if r.Lost {
+		return []int32{}
+	}
+	return r.ISR
 }
 
 // TopicConfigRecord replaces the whole set of a topic's own configs.

@@ -20,6 +20,7 @@ const (
 	NoRestore             // a leader behind the tier gives its offsets out again
 	AckEarly              // a write is acknowledged when the leader has it
 	LeaveObjects          // records of deleted segments go, their objects stay
+	SameDisk              // a broker does not say that its disk is another than before
 	MarkEarly             // markers are sent before the decision is committed
 	CompleteEarly         // a transaction is complete before all markers are written
 	NoVerification        // a partition does not ask whether a batch's transaction has it
@@ -35,7 +36,7 @@ const (
 // String names the bug.
 func (b Bug) String() string {
 	names := []string{"none", "no divergence", "upload uncommitted", "delete early", "retain untiered", "forget producers", "forget epochs", "fake followed",
-		"no checkpoint", "keep in ISR", "no restore", "ack early", "leave objects", "mark early",
+		"no checkpoint", "keep in ISR", "no restore", "ack early", "leave objects", "same disk", "mark early",
 		"complete early", "no verification", "trust open", "any coordinator", "apply aborted", "read undecided", "trust refusals", "give up doubt", "forget decisions"}
 	if b < 0 || int(b) >= len(names) {
 		return fmt.Sprint(int(b))

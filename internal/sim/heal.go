@@ -5,6 +5,7 @@ import (
 
 	"github.com/varve-io/varve/internal/checker"
 	"github.com/varve-io/varve/internal/committed"
+	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/tier"
 	"github.com/varve-io/varve/internal/tp"
@@ -57,6 +58,22 @@ func (s *sim) sane() {
 	}
 	s.set("remote.storage.enable", "true", "remote.log.delete.on.disable", "false", "remote.log.copy.disable", "false", "local.retention.bytes", s.plan.local(),
 		"unclean.leader.election.enable", "false")
+	s.rescue()
+}
+
+// rescue elects leaders where the last in sync has lost its data, as an operator would who has everybody back.
+func (s *sim) rescue() {
+	defer s.after(500, s.rescue)
+	for _, n := range s.nodes {
+		if b := s.quorum.img.Brokers[n.id]; n.run == nil || b == nil || b.Fenced {
+			return
+		}
+	}
+	for _, id := range s.ids {
+		if p := s.state(id); p != nil && p.Lost {
+			s.try(controller.ElectLeadersCommand{Unclean: true, Partitions: []controller.PartitionRef{{Topic: p.Topic, Index: p.Index}}})
+		}
+	}
 }
 
 // until runs until nothing is said to be wrong, which must not take for ever. It must hold for a while.

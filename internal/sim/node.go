@@ -29,6 +29,8 @@ type node struct {
 	run     *run
 	runs    int64
 	skew    int64
+	disk    int    // how often it was given an empty disk
+	known   int    // disk, when it registered last
 	lost    []bool // by slot: data was lost here, and the broker has not registered since
 	hurt    bool   // its disk failed since it was last repaired
 	quiet   bool   // the checks read: no fault is for them
@@ -162,6 +164,9 @@ func (r *run) register() {
 	s := r.n.s
 	record := metadata.BrokerRecord{ID: r.n.id, Incarnation: r.incarnation, Rack: r.n.rack, PeerListener: "PLAINTEXT",
 		Listeners: []metadata.Endpoint{{Name: "PLAINTEXT", Host: fmt.Sprint("b", r.n.id), Port: 9092}}}
+	if s.o.Bug != SameDisk {
+		record.Directory = tp.UUID{byte(r.n.id), byte(r.n.disk + 1)}
+	}
 	r.ask(controller.RegisterCommand{Broker: record}, 2000, false, func(reply any, err error) {
 		if err != nil {
 			s.after(100, r.register)
@@ -197,6 +202,7 @@ func (n *node) power() {
 // wipe gives the machine an empty disk.
 func (n *node) wipe() {
 	n.kill(n.run)
+	n.disk++
 	n.replaceDisk(vfs.NewMem())
 	n.loses()
 }

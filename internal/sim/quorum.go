@@ -122,7 +122,7 @@ func (q *quorum) saw(record metadata.Record) {
 	switch r := record.(type) {
 	case metadata.PartitionRecord:
 		id := tp.Partition{Topic: q.img.TopicsByID[r.Topic].Name, Index: r.Index}
-		s.note("%s: leader %d, epoch %d/%d, ISR %v of %v (+%v -%v) unclean %v", id, r.Leader, r.LeaderEpoch, r.PartitionEpoch, r.ISR, r.Replicas, r.Adding, r.Removing, r.Unclean)
+		s.note("%s: leader %d, epoch %d/%d, ISR %v of %v (+%v -%v) unclean %v lost %v", id, r.Leader, r.LeaderEpoch, r.PartitionEpoch, r.ISR, r.Replicas, r.Adding, r.Removing, r.Unclean, r.Lost)
 		s.stats.Elections++
 		if r.Unclean {
 			s.stats.Unclean++
@@ -167,15 +167,17 @@ func contains(list []int32, id int32) bool {
 }
 
 // lastCopies is told that a broker registers anew. Where it is the only one in sync and lost data since, nobody has all of
-// the partition any more.
+// the partition any more. If its disk is another, it must not lead before others that may have more; an unclean election decides what is left.
 func (s *sim) lastCopies(id int32) {
 	n := s.node(id)
+	emptied := n.disk != n.known
+	n.known = n.disk
 	for slot, part := range s.ids {
 		if !n.lost[slot] {
 			continue
 		}
 		p := s.state(part)
-		if p != nil && len(p.ISR) == 1 && p.ISR[0] == id {
+		if p != nil && len(p.ISR) == 1 && p.ISR[0] == id && !(emptied && len(p.Replicas) > 1) {
 			s.taint(part, p, fmt.Sprintf("broker %d was the last in sync and lost data", id))
 		}
 		n.lost[slot] = false

@@ -205,6 +205,7 @@ func TestBugsAreFound(t *testing.T) {
 		{NoRestore, []string{checker.Durability, checker.Coverage, checker.RemoteData, checker.Reading}, 0, 1},
 		{AckEarly, []string{checker.Acknowledge}, 0, 1},
 		{LeaveObjects, []string{checker.Dangling}, 0, 1},
+		{SameDisk, []string{checker.Durability, checker.HighMark}, 0, 1},
 		{MarkEarly, []string{checker.Outcome, checker.Atomicity}, 0, 1},
 		{CompleteEarly, []string{checker.Atomicity, checker.Liveness}, 0, 1},
 		{NoVerification, []string{checker.Liveness, checker.Hanging}, 0, 1},
