@@ -23,7 +23,7 @@ func quorumCommand() *cobra.Command {
 	cmd := &cobra.Command{Use: "quorum", Short: "Show and change the nodes that keep the metadata",
 		Long: "Show and change the nodes that keep the metadata. Voters decide by majority: three survive the loss of one, five of two.\nOther brokers follow as observers."}
 	c.flags(cmd)
-	cmd.AddCommand(quorumStatusCommand(c), quorumAdd(c), quorumRemove(c))
+	cmd.AddCommand(quorumStatusCommand(c), quorumAdd(c), quorumRemove(c), quorumRecover(c))
 	return cmd
 }
 

@@ -47,9 +47,11 @@ func (n *Node) Status() Status {
 }
 
 // Members are the nodes of the newest configuration, by id.
-func (n *Node) Members() []Member {
+func (n *Node) Members() []Member { return members(n.raft.GetConfiguration().Configuration().Servers) }
+
+func members(servers []raft.Server) []Member {
 	var out []Member
-	for _, m := range n.raft.GetConfiguration().Configuration().Servers {
+	for _, m := range servers {
 		out = append(out, Member{nodeID(m.ID), string(m.Address), m.Suffrage == raft.Voter})
 	}
 	slices.SortFunc(out, func(a, b Member) int { return cmp.Compare(a.ID, b.ID) })

@@ -37,6 +37,12 @@ var (
 	ErrOutcomeUnknown = errors.New("it is not known whether the change was made")
 )
 
+// The metadata log, and how many snapshots are beside it.
+const (
+	logFile       = "raft.db"
+	snapshotsKept = 2
+)
+
 // Options of Open.
 type Options struct {
 	Dir    string // folder of the metadata log and its snapshots, created if missing
@@ -119,7 +125,7 @@ func Open(o Options) (_ *Node, err error) {
 	}
 	c.NoLegacyTelemetry = true
 
-	n.store, err = raftboltdb.New(raftboltdb.Options{Path: filepath.Join(o.Dir, "raft.db")})
+	n.store, err = raftboltdb.New(raftboltdb.Options{Path: filepath.Join(o.Dir, logFile)})
 	if err != nil {
 		return nil, fmt.Errorf("open metadata log in %s: %w", o.Dir, err)
 	}
@@ -128,7 +134,7 @@ func Open(o Options) (_ *Node, err error) {
 			err = errors.Join(err, n.store.Close())
 		}
 	}()
-	snapshots, err := raft.NewFileSnapshotStoreWithLogger(o.Dir, 2, logger)
+	snapshots, err := raft.NewFileSnapshotStoreWithLogger(o.Dir, snapshotsKept, logger)
 	if err != nil {
 		return nil, err
 	}

@@ -210,6 +210,103 @@ func TestQuorumChanges(t *testing.T) {
 	c.identical("orders")
 }
 
+// Two of three voters are lost with their disks. The third one's folder becomes a quorum of one, which the lost ones join again, and
+// nothing that was acknowledged is gone: every partition had a replica on a node that is left.
+func TestRecoverALostQuorum(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3)
+	c.start()
+	fourth := c.join()
+	c.createTopic("orders", 2, 3, "min.insync.replicas=2")
+	l := c.load("orders", 2)
+	l.goesOn()
+	c.level("orders")
+	left := c.node(1)
+	recovering := func(code int, words string, more ...string) {
+		t.Helper()
+		if out, got := left.varve(append([]string{"quorum", "recover", "--dir", left.dir}, more...)...); got != code || !strings.Contains(out, words) {
+			t.Errorf("exit %d: %swant exit %d and %q", got, out, code, words)
+		}
+	}
+	recovering(1, "in use by another server", "--yes")
+	for _, id := range []int32{2, 3} {
+		c.node(id).kill()
+		c.node(id).wipe()
+	}
+	left.kill()
+	recovering(1, "node 4 answers at "+fourth.address()+": stop every node first", "--yes")
+	fourth.kill()
+	recovering(0, "nothing was changed")
+	recovering(0, "node 1 is the only voter now", "--yes")
+
+	left.launch()
+	fourth.launch()
+	left.serves()
+	fourth.serves()
+	for _, id := range []int32{2, 3} {
+		c.node(id).start()
+	}
+	c.level("orders")
+	l.goesOn()
+	c.varve("quorum", "add", "2")
+	if out := c.varve("quorum", "add", "3"); !strings.Contains(out, "the voters are 1,2,3\n") {
+		t.Errorf("%s", out)
+	}
+	left.kill()
+	l.goesOn()
+	left.start()
+	l.stop()
+	c.identical("orders")
+}
+
+// The only replica in sync loses its disk. The other one lacks what was written last, but has the rest: nobody leads, so that it is not cut to
+// what the empty one has, until somebody decides.
+func TestTheLastInSyncLosesItsDisk(t *testing.T) {
+	t.Parallel()
+	c := newCluster(t, 3)
+	c.start()
+	c.createTopic("orders", 1, 2)
+	cl := c.client(kgo.DefaultProduceTopic("orders"))
+	write := func(from, to int) {
+		t.Helper()
+		for i := from; i < to; i++ {
+			if err := cl.ProduceSync(t.Context(), &kgo.Record{Key: []byte(strconv.Itoa(i)), Value: value(i)}).FirstErr(); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	write(0, 50)
+	p := c.level("orders")[0]
+	last, behind := c.node(p.Leader), c.node(p.Replicas[0]+p.Replicas[1]-p.Leader)
+	behind.kill()
+	c.until("one is in sync", func() bool { d := c.describe("orders"); return len(d) == 1 && len(d[0].ISR) == 1 })
+	write(50, 60)
+	last.kill()
+	last.wipe()
+	behind.start()
+	last.start()
+	seen := ""
+	c.until("nobody leads", func() bool {
+		var code int
+		seen, code = behind.varve("topic", "describe", "orders", "-b", c.seeds())
+		return code == 1 && strings.Contains(seen, "the last in sync came back with an empty disk")
+	})
+	if d := c.describe("orders"); len(d) != 1 || d[0].Leader != -1 || len(d[0].ISR) != 0 {
+		t.Errorf("%+v", d)
+	}
+	c.refused("not alive or not in sync", "topic", "elect", "orders")
+	if out := c.varve("topic", "elect", "orders", "--unclean"); !strings.Contains(out, "elected leaders of orders: 0\n") {
+		t.Errorf("%s", out)
+	}
+	c.level("orders")
+	write(50, 55)
+	c.holds("orders", 55)
+	c.identical("orders")
+	if out := c.varve("topic", "elect", "orders", "--unclean"); !strings.Contains(out, "nothing changed") {
+		t.Errorf("%s", out)
+	}
+}
+
 func (c *cluster) quorumLeader() int32 {
 	c.t.Helper()
 	var id int
