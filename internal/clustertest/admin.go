@@ -229,6 +229,24 @@ func (n *Node) Write(topic, text string) error {
 	return kerr.ErrorForCode(r.Topics[0].Partitions[0].ErrorCode)
 }
 
+// Delete has this node, as the leader, delete the records of a topic below an offset. It returns from where on there are records.
+func (n *Node) Delete(topic string, below int64, timeout time.Duration) (low int64, err error) {
+	req := kmsg.NewPtrDeleteRecordsRequest()
+	req.TimeoutMillis = int32(timeout.Milliseconds())
+	t := kmsg.NewDeleteRecordsRequestTopic()
+	t.Topic = topic
+	p := kmsg.NewDeleteRecordsRequestTopicPartition()
+	p.Offset = below
+	t.Partitions = append(t.Partitions, p)
+	req.Topics = append(req.Topics, t)
+	resp, err := n.Ask(req)
+	if err != nil {
+		return -1, err
+	}
+	r := resp.(*kmsg.DeleteRecordsResponse).Topics[0].Partitions[0]
+	return r.LowWatermark, kerr.ErrorForCode(r.ErrorCode)
+}
+
 func (n *Node) topicID(topic string) [16]byte {
 	req := kmsg.NewPtrMetadataRequest()
 	t := kmsg.NewMetadataRequestTopic()
@@ -261,6 +279,7 @@ func (n *Node) Offset(topic string, at int64) (int64, error) {
 // Times that Offset knows.
 const (
 	Latest        = -1
+	Earliest      = -2
 	EarliestLocal = -4
 	LatestTiered  = -5
 )

@@ -34,6 +34,7 @@ type Part struct {
 	MaxBytes         int
 	CurrentEpoch     int32 // leader epoch that the client knows, -1 none
 	LastFetchedEpoch int32 // epoch of the last record that it has, -1 none
+	LogStart         int64 // of a follower
 	LocalStart       int64 // of a follower: where its local log starts
 	WantLocation     bool
 	Err              error // set by the caller where the topic could not be resolved

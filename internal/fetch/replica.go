@@ -53,7 +53,7 @@ func (s *Service) followed(req *Request, now time.Time) {
 			continue
 		}
 		part.Err = p.Followed(partition.FollowerFetch{Follower: req.Follower.ID, BrokerEpoch: req.Follower.Epoch, LeaderEpoch: part.CurrentEpoch,
-			Offset: part.Offset, LocalStart: part.LocalStart, Now: now})
+			Offset: part.Offset, LogStart: part.LogStart, LocalStart: part.LocalStart, Now: now})
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"github.com/varve-io/varve/internal/fetch"
 	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/partition"
+	"github.com/varve-io/varve/internal/tierinfo"
 	"github.com/varve-io/varve/internal/tp"
 	"github.com/varve-io/varve/internal/wire"
 )
@@ -175,7 +176,7 @@ func (a *API) fetchParts(c *call, req *kmsg.FetchRequest, ids bool) (parts []fet
 				p.Err = partition.ErrNotLeader // it claims to be a broker and has not proved it
 			}
 			if req.Version >= 5 {
-				p.LocalStart = max(rp.LogStartOffset, 0)
+				p.LogStart, p.LocalStart = max(rp.LogStartOffset, 0), max(tierinfo.LocalStart(rp), 0)
 			}
 			parts = append(parts, p)
 		}

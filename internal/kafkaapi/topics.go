@@ -10,6 +10,7 @@ import (
 	"github.com/varve-io/varve/internal/control"
 	"github.com/varve-io/varve/internal/controller"
 	"github.com/varve-io/varve/internal/coordinator"
+	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/tp"
 )
 
@@ -229,9 +230,11 @@ func (a *API) createPartitions(ctx context.Context, _ *call, req *kmsg.CreatePar
 	return resp
 }
 
-// deleteRecords serves DeleteRecords (KIP-107).
-func (a *API) deleteRecords(_ context.Context, _ *call, req *kmsg.DeleteRecordsRequest) *kmsg.DeleteRecordsResponse {
+// deleteRecords serves DeleteRecords (KIP-107). It answers when all replicas whose brokers live have deleted them, so that a new leader
+// does not bring them back, or with REQUEST_TIMED_OUT.
+func (a *API) deleteRecords(ctx context.Context, _ *call, req *kmsg.DeleteRecordsRequest) *kmsg.DeleteRecordsResponse {
 	resp := respond[*kmsg.DeleteRecordsResponse](req)
+	var trims []*trim
 	for i := range req.Topics {
 		rt := &req.Topics[i]
 		t := kmsg.NewDeleteRecordsResponseTopic()
@@ -243,16 +246,70 @@ func (a *API) deleteRecords(_ context.Context, _ *call, req *kmsg.DeleteRecordsR
 			if err == nil && controller.IsInternal(rt.Topic) {
 				err = errInvalidTopic
 			}
+			x := &trim{part: part, topic: i, index: len(t.Partitions)}
 			if err == nil {
-				p.LowWatermark, err = part.DeleteRecords(rp.Offset)
+				x.start, err = part.DeleteRecords(rp.Offset)
 			}
-			if err != nil {
-				p.LowWatermark = -1
+			if err == nil {
+				trims = append(trims, x)
 			}
 			p.ErrorCode = code(err)
 			t.Partitions = append(t.Partitions, p)
 		}
 		resp.Topics = append(resp.Topics, t)
 	}
+	ctx, cancel := within(ctx, req.TimeoutMillis)
+	defer cancel()
+	a.trimmed(ctx, trims)
+	for _, x := range trims {
+		p := &resp.Topics[x.topic].Partitions[x.index]
+		p.LowWatermark, p.ErrorCode = x.low, code(x.err)
+	}
 	return resp
+}
+
+// trim is a partition whose records below start are being deleted, and its place in the answer.
+type trim struct {
+	part         *partition.Partition
+	topic, index int
+	start        int64
+	low          int64 // from where on records are still there, -1 with an error
+	err          error
+}
+
+// look says whether it is known what became of it.
+func (x *trim) look(alive func(broker int32) bool) bool {
+	x.low, x.err = x.part.LowWatermark(alive)
+	if x.err == nil && x.low < x.start {
+		x.low, x.err = -1, errTimedOut
+		return false
+	}
+	return true
+}
+
+// trimmed waits for the followers.
+func (a *API) trimmed(ctx context.Context, trims []*trim) {
+	w := partition.NewWaiter()
+	for _, x := range trims {
+		x.part.Watch(w, partition.Trimmed)
+		defer x.part.Unwatch(w, partition.Trimmed)
+	}
+	for {
+		changed := a.Changed()
+		img := a.Image()
+		alive := func(broker int32) bool { b := img.Brokers[broker]; return b != nil && !b.Fenced }
+		waiting := false
+		for _, x := range trims {
+			waiting = !x.look(alive) || waiting
+		}
+		if !waiting {
+			return
+		}
+		select {
+		case <-w.C:
+		case <-changed:
+		case <-ctx.Done():
+			return
+		}
+	}
 }

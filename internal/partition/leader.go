@@ -29,6 +29,7 @@ type leadership struct {
 // followerOf is a follower as its leader sees it.
 type followerOf struct {
 	end       int64     // its log end, -1 before its first fetch
+	start     int64     // of its log, -1 before its first fetch
 	local     int64     // where its local log starts
 	epoch     int64     // of its broker's run, -1 unknown
 	caughtUp  time.Time // when it last had all there was
@@ -37,13 +38,15 @@ type followerOf struct {
 	joining   time.Time // since when the high watermark waits for it to join the ISR; zero for not
 }
 
+func newFollower() *followerOf { return &followerOf{end: -1, start: -1, epoch: -1, leaderEnd: -1} }
+
 func newLeadership(r *Role, self int32, end int64, now time.Time) *leadership {
 	l := &leadership{start: end, followers: map[int32]*followerOf{}}
 	for _, id := range r.Replicas {
 		if id == self {
 			continue
 		}
-		f := &followerOf{end: -1, epoch: -1, leaderEnd: -1}
+		f := newFollower()
 		if slices.Contains(r.ISR, id) {
 			f.caughtUp = now // a grace: nobody can have fetched from a leader that is new (KAFKA-19996)
 		}
@@ -57,7 +60,7 @@ func (l *leadership) settled(r *Role, self int32) {
 	l.proposed, l.undecided, l.asking = nil, nil, false
 	for _, id := range r.Replicas {
 		if id != self && l.followers[id] == nil {
-			l.followers[id] = &followerOf{end: -1, epoch: -1, leaderEnd: -1}
+			l.followers[id] = newFollower()
 		}
 	}
 	for id, f := range l.followers {
@@ -150,7 +153,7 @@ func (p *Partition) Append(w Write) (AppendResult, error) {
 		V2: w.V2, Confirmed: w.Confirmed, ConfirmedAt: w.ConfirmedAt})
 	if err != nil {
 		if p.fail(err); p.offline != nil {
-			p.notifyAndUnlock(Appended, Committed)
+			p.notifyAndUnlock(everything...)
 		} else {
 			p.unlock()
 		}
@@ -195,6 +198,7 @@ type FollowerFetch struct {
 	BrokerEpoch int64 // of its run, -1 unknown
 	LeaderEpoch int32
 	Offset      int64
+	LogStart    int64
 	LocalStart  int64 // where its local log starts
 	Now         time.Time
 }
@@ -220,7 +224,8 @@ func (p *Partition) Followed(r FollowerFetch) error {
 		f.caughtUp = f.fetched
 	}
 	near := r.Offset >= end || f.leaderEnd >= 0 && r.Offset >= f.leaderEnd
-	f.end, f.local, f.epoch, f.fetched, f.leaderEnd = r.Offset, r.LocalStart, r.BrokerEpoch, r.Now, end
+	trimmed := r.LogStart != f.start
+	f.end, f.start, f.local, f.epoch, f.fetched, f.leaderEnd = r.Offset, r.LogStart, r.LocalStart, r.BrokerEpoch, r.Now, end
 	if !slices.Contains(p.role.ISR, r.Follower) && near && f.joining.IsZero() && !r.Now.Before(p.lead.again) {
 		f.joining = r.Now
 	}
@@ -229,12 +234,32 @@ func (p *Partition) Followed(r FollowerFetch) error {
 	if !f.joining.IsZero() && f.end >= max(p.hw, p.lead.start) && !p.lead.asking {
 		p.isrDue = true
 	}
+	if trimmed {
+		p.signal(Trimmed)
+	}
 	if moved {
 		p.notifyAndUnlock(Committed)
 	} else {
 		p.release()
 	}
 	return nil
+}
+
+// LowWatermark is the least log start of this leader and of those of its followers that alive tells of: from where on records are
+// still there (KIP-107); -1 if one of them has not fetched yet.
+func (p *Partition) LowWatermark(alive func(broker int32) bool) (int64, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if err := p.leads(p.published.Load(), tp.NoEpoch); err != nil {
+		return tp.NoOffset, err
+	}
+	low := p.log.Offsets().LogStart
+	for id, f := range p.lead.followers {
+		if alive(id) {
+			low = min(low, f.start)
+		}
+	}
+	return low, nil
 }
 
 // Proposal is an ISR that a leader wants.

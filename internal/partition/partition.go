@@ -61,8 +61,8 @@ type Partition struct {
 	lead      *leadership // nil unless this replica leads
 	hw        int64
 	remote    tier.Segments
-	watchers  [2]map[*Waiter]struct{} // by Event
-	isrDue    bool                    // ISRDue is to be called when the lock is free
+	watchers  [events]map[*Waiter]struct{} // by Event
+	isrDue    bool                         // ISRDue is to be called when the lock is free
 }
 
 // Role is what the image says of a partition's replicas. Slices are not changed by anybody.
@@ -140,7 +140,7 @@ func Offline(id tp.Partition, topicID tp.UUID, self int32, cause error) *Partiti
 
 func vacant(id tp.Partition, topicID tp.UUID, self int32, h Hooks) *Partition {
 	return &Partition{id: id, topicID: topicID, self: self, hooks: h, role: Role{Leader: -1, LeaderEpoch: -1, PartitionEpoch: -1},
-		watchers: [2]map[*Waiter]struct{}{{}, {}}}
+		watchers: [events]map[*Waiter]struct{}{{}, {}, {}}}
 }
 
 // ID names the partition and TopicID its topic's incarnation.
@@ -152,7 +152,7 @@ func (p *Partition) TopicID() tp.UUID { return p.topicID }
 // Assume makes the replica what the image says. An image older than the one before changes nothing.
 func (p *Partition) Assume(r Role, now time.Time) {
 	p.mu.Lock()
-	defer p.notifyAndUnlock(Appended, Committed) // who waits here may have to go elsewhere
+	defer p.notifyAndUnlock(everything...) // who waits here may have to go elsewhere
 	moved := r.LeaderEpoch != p.role.LeaderEpoch
 	if r.LeaderEpoch < p.role.LeaderEpoch || r.PartitionEpoch < p.role.PartitionEpoch || !moved && r.Leader != p.role.Leader {
 		return // an epoch has one leader
@@ -184,7 +184,7 @@ func (p *Partition) play(moved, altered bool, now time.Time) {
 func (p *Partition) Hold(cause error) {
 	p.mu.Lock()
 	p.held, p.lead = cause, nil
-	p.notifyAndUnlock(Appended, Committed)
+	p.notifyAndUnlock(everything...)
 }
 
 // Rebuild gives a held replica an empty log that continues at next (log.TruncateFullyAndStartAt). The caller checkpoints
@@ -201,7 +201,7 @@ func (p *Partition) Rebuild(next, logStart int64, epochs []leaderepoch.Entry, sn
 // Resume puts a held replica back into service.
 func (p *Partition) Resume(now time.Time) {
 	p.mu.Lock()
-	defer p.notifyAndUnlock(Appended, Committed)
+	defer p.notifyAndUnlock(everything...)
 	if p.held != nil && p.offline == nil {
 		p.held = nil
 		p.play(true, false, now)
@@ -213,7 +213,7 @@ func (p *Partition) Resume(now time.Time) {
 func (p *Partition) Suspend(suspended bool) {
 	p.mu.Lock()
 	p.suspended = suspended
-	p.notifyAndUnlock(Appended, Committed)
+	p.notifyAndUnlock(everything...)
 }
 
 // EndOffsetForEpoch answers OffsetForLeaderEpoch (KIP-279): where the records of an epoch end, and which epoch that is.
@@ -408,7 +408,7 @@ func (p *Partition) Close() error {
 	if p.offline == nil {
 		p.offline = errors.New("closed")
 	}
-	p.notifyAndUnlock(Appended, Committed)
+	p.notifyAndUnlock(everything...)
 	if l == nil {
 		return nil
 	}
@@ -422,16 +422,21 @@ func (p *Partition) HighWatermark() int64 { return p.published.Load().hw }
 func (p *Partition) Retire() {
 	p.mu.Lock()
 	p.role.Leader, p.lead = -1, nil
-	p.notifyAndUnlock(Appended, Committed)
+	p.notifyAndUnlock(everything...)
 }
 
-// Event is what a waiter waits for. A change of the role is either.
+// Event is what a waiter waits for. A change of the role is each of them.
 type Event int8
 
 const (
 	Appended  Event = iota // the log end moved: followers
 	Committed              // the high watermark moved: consumers, and writes for all replicas
+	Trimmed                // the log start of a follower moved: who deletes records
+	events                 // how many there are
 )
+
+// everything is what may have changed with the role.
+var everything = []Event{Appended, Committed, Trimmed}
 
 // Waiter is told when something about the partitions it watches may have changed.
 type Waiter struct {
@@ -458,6 +463,11 @@ func (p *Partition) Unwatch(w *Waiter, e Event) {
 // notifyAndUnlock publishes and signals the watchers. Sending to a channel with room never waits, so it may happen under the lock.
 func (p *Partition) notifyAndUnlock(events ...Event) {
 	p.publishLocked()
+	p.signal(events...)
+	p.release()
+}
+
+func (p *Partition) signal(events ...Event) {
 	for _, e := range events {
 		for w := range p.watchers[e] {
 			select {
@@ -466,5 +476,4 @@ func (p *Partition) notifyAndUnlock(events ...Event) {
 			}
 		}
 	}
-	p.release()
 }

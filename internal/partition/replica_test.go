@@ -463,3 +463,63 @@ func TestReplicaOffsets(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// Records are deleted where every follower that lives has deleted them (KIP-107).
+func TestLowWatermark(t *testing.T) {
+	w := leads(t, of(0, 1, 2, 3))
+	w.write(3, start)
+	w.write(3, start)
+	everybody := func(int32) bool { return true }
+	low := func(alive func(int32) bool, want int64) {
+		t.Helper()
+		if got, err := w.LowWatermark(alive); got != want || err != nil {
+			t.Errorf("low watermark %d, %v, want %d", got, err, want)
+		}
+	}
+	low(everybody, -1)
+	low(func(int32) bool { return false }, 0)
+	trim := func(follower int32, to int64) {
+		t.Helper()
+		if err := w.Followed(partition.FollowerFetch{Follower: follower, BrokerEpoch: int64(follower), LeaderEpoch: 3, Offset: 6, LogStart: to, LocalStart: 5, Now: start}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	trim(2, 0)
+	trim(3, 0)
+	if _, err := w.DeleteRecords(4); err != nil {
+		t.Fatal(err)
+	}
+	low(everybody, 0)
+	waiter := partition.NewWaiter()
+	w.Watch(waiter, partition.Trimmed)
+	defer w.Unwatch(waiter, partition.Trimmed)
+	signalled := func(want bool) {
+		t.Helper()
+		select {
+		case <-waiter.C:
+			if !want {
+				t.Error("signalled")
+			}
+		default:
+			if want {
+				t.Error("not signalled")
+			}
+		}
+	}
+	trim(2, 4)
+	signalled(true)
+	low(everybody, 0)
+	low(func(id int32) bool { return id != 3 }, 4)
+	trim(2, 4)
+	signalled(false)
+	trim(3, 5)
+	signalled(true)
+	low(everybody, 4)
+	r := of(0, 1, 2, 3)
+	r.Leader, r.LeaderEpoch = 2, 4
+	w.Assume(r, start)
+	signalled(true)
+	if _, err := w.LowWatermark(everybody); !errors.Is(err, partition.ErrNotLeader) {
+		t.Errorf("of a follower: %v", err)
+	}
+}

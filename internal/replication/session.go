@@ -3,6 +3,7 @@ package replication
 import (
 	"github.com/twmb/franz-go/pkg/kmsg"
 
+	"github.com/varve-io/varve/internal/tierinfo"
 	"github.com/varve-io/varve/internal/tp"
 )
 
@@ -23,8 +24,8 @@ type session struct {
 }
 
 type told struct {
-	offset, local int64
-	epoch, last   int32
+	offset, start, local int64
+	epoch, last          int32
 }
 
 // request builds the fetch of a batch: all of it in a session's first, what changed in later ones.
@@ -42,7 +43,8 @@ func (s *session) request(batch []wanted, c Config, self int32, brokerEpoch int6
 	for _, w := range batch {
 		k := w.m.key()
 		now[k] = struct{}{}
-		t := told{w.step.Offset, w.m.machine.Partition().Log().Offsets().LocalLogStart, w.step.LeaderEpoch, w.step.LastEpoch}
+		o := w.m.machine.Partition().Log().Offsets()
+		t := told{w.step.Offset, o.LogStart, o.LocalLogStart, w.step.LeaderEpoch, w.step.LastEpoch}
 		if was, ok := s.told[k]; ok && was == t && s.epoch > 0 {
 			continue
 		}
@@ -57,7 +59,10 @@ func (s *session) request(batch []wanted, c Config, self int32, brokerEpoch int6
 		}
 		p := kmsg.NewFetchRequestTopicPartition()
 		p.Partition, p.FetchOffset, p.PartitionMaxBytes = k.index, t.offset, c.MaxBytes
-		p.CurrentLeaderEpoch, p.LastFetchedEpoch, p.LogStartOffset = t.epoch, t.last, t.local
+		p.CurrentLeaderEpoch, p.LastFetchedEpoch, p.LogStartOffset = t.epoch, t.last, t.start
+		if t.local != t.start {
+			tierinfo.SetLocalStart(&p, t.local)
+		}
 		req.Topics[i].Partitions = append(req.Topics[i].Partitions, p)
 	}
 	forgotten := map[tp.UUID]int{}

@@ -93,8 +93,9 @@ func (m *member) done(e follower.Effect, pause int64) {
 
 func (m *member) fetch(step follower.Step) {
 	s, r := m.part.r.n.s, m.part.r
+	o := m.part.p.Log().Offsets()
 	part := fetch.Part{Topic: m.part.id.Topic, TopicID: m.part.p.TopicID(), Index: m.part.id.Index, Offset: step.Offset, MaxBytes: 600, CurrentEpoch: step.LeaderEpoch,
-		LastFetchedEpoch: step.LastEpoch, LocalStart: m.part.p.Log().Offsets().LocalLogStart}
+		LastFetchedEpoch: step.LastEpoch, LogStart: o.LogStart, LocalStart: o.LocalLogStart}
 	if s.o.Bug == NoDivergence {
 		part.LastFetchedEpoch = -1
 	}

@@ -1,8 +1,10 @@
 // Package tierinfo lets an admin see the tier through Kafka's own protocol: what a broker knows of its remote segments
-// travels in tagged fields of DescribeLogDirs v2 and later, which other clients ignore (KIP-482). It is pure.
+// travels in tagged fields of DescribeLogDirs v2 and later, which other clients ignore (KIP-482); and where a follower's local log
+// starts, in one of Fetch. It is pure.
 package tierinfo
 
 import (
+	"encoding/binary"
 	"fmt"
 
 	"github.com/fxamacker/cbor/v2"
@@ -116,6 +118,19 @@ func SetReaders(r *kmsg.DescribeLogDirsResponse, list []Reader) error {
 func GetReaders(r *kmsg.DescribeLogDirsResponse) (list []Reader, ok bool, err error) {
 	ok, err = get(&r.UnknownTags, &list)
 	return list, ok, err
+}
+
+// SetLocalStart says where the local log of the follower that fetches starts; its log start is in a field of its own.
+func SetLocalStart(p *kmsg.FetchRequestTopicPartition, offset int64) {
+	p.UnknownTags.Set(Tag, binary.BigEndian.AppendUint64(nil, uint64(offset)))
+}
+
+// LocalStart reads that; a follower that does not say has all of its log locally.
+func LocalStart(p *kmsg.FetchRequestTopicPartition) int64 {
+	if b := find(&p.UnknownTags); len(b) == 8 {
+		return max(int64(binary.BigEndian.Uint64(b)), p.LogStartOffset)
+	}
+	return p.LogStartOffset
 }
 
 func set(tags *kmsg.Tags, v any) error {

@@ -50,3 +50,23 @@ func TestThroughTheWire(t *testing.T) {
 		t.Fatal(d, err)
 	}
 }
+
+func TestLocalStart(t *testing.T) {
+	p := kmsg.NewFetchRequestTopicPartition()
+	p.LogStartOffset = 5
+	if got := LocalStart(&p); got != 5 {
+		t.Errorf("of one that says nothing: %d", got)
+	}
+	SetLocalStart(&p, 9)
+	if got := LocalStart(&p); got != 9 {
+		t.Errorf("%d, want 9", got)
+	}
+	p.UnknownTags.Set(Tag, []byte{1, 2})
+	if got := LocalStart(&p); got != 5 {
+		t.Errorf("of half a field: %d", got)
+	}
+	SetLocalStart(&p, -3)
+	if got := LocalStart(&p); got != 5 {
+		t.Errorf("below the log start: %d", got)
+	}
+}
