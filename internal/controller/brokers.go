@@ -50,18 +50,14 @@ func (c RegisterCommand) Run(img *metadata.Image, env Env) ([]metadata.Record, a
 	return b.finish(), Registered{r.Epoch}, nil
 }
 
-// fence takes brokers that are fenced by now out of ISRs and leaderships. The last member of an ISR stays in it: it alone
-// has everything.
+// fence takes brokers that are fenced by now out of ISRs and leaderships. The last members of an ISR stay in it, one or all that were
+// fenced at once: they have everything, and any of them may lead when it is back.
 func (b *batch) fence(ids []int32) {
 	b.walk(func(t *metadata.Topic, p metadata.PartitionRecord) {
 		if !slices.ContainsFunc(ids, func(id int32) bool { return slices.Contains(p.Replicas, id) }) {
 			return
 		}
-		isr := filter(p.ISR, b.unfenced)
-		if len(isr) == 0 && p.Leader >= 0 {
-			isr = []int32{p.Leader}
-		}
-		if len(isr) > 0 {
+		if isr := filter(p.ISR, b.unfenced); len(isr) > 0 {
 			p.ISR = isr
 		}
 		b.set(t, b.elect(t, p))

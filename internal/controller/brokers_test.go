@@ -82,6 +82,22 @@ func TestAnEmptiedBroker(t *testing.T) {
 	w.restart()
 }
 
+// Those that fall silent together were all in sync: each of them may lead.
+func TestFencingAllAtOnce(t *testing.T) {
+	w := newCluster(t, "", "", "")
+	w.assigned("t", []int32{1, 2, 3})
+	w.run(TickCommand{Silent: []int32{3}})
+	w.run(TickCommand{Silent: []int32{1, 2}})
+	w.is("t", 0, "123 isr 12 leader -1 epoch 1")
+	w.up(3, 2, "")
+	w.is("t", 0, "123 isr 12 leader -1 epoch 1")
+	w.up(2, 2, "")
+	w.is("t", 0, "123 isr 2 leader 2 epoch 2")
+	w.up(1, 2, "")
+	w.is("t", 0, "123 isr 2 leader 2 epoch 2")
+	w.restart()
+}
+
 // Whoever comes back first of a cluster that stood still leads what it is in sync with.
 func TestHalted(t *testing.T) {
 	w := newCluster(t, "", "", "")

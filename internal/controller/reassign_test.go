@@ -140,7 +140,8 @@ func TestPreferredLeaders(t *testing.T) {
 	w.is("t", 0, "12 isr 12 leader 1 epoch 2")
 
 	check(ElectLeadersCommand{Unclean: true, Partitions: refs[:1]}, ErrElectionNotNeeded)
-	w.run(TickCommand{Silent: []int32{2, 3}})
+	w.run(TickCommand{Silent: []int32{3}})
+	w.run(TickCommand{Silent: []int32{2}})
 	w.is("t", 1, "23 isr 2 leader -1 epoch 1")
 	check(ElectLeadersCommand{Unclean: true}, ErrEligibleLeadersNotAvailable, nil)
 	w.is("t", 2, "31 isr 1 leader 1 epoch 2 unclean")

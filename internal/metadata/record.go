@@ -42,7 +42,7 @@ type BrokerRecord struct {
 
 // BrokerState is what changes about a broker while it runs.
 type BrokerState struct {
-	// Fenced brokers lead nothing, are in no ISR but as its last member, and are not shown to clients.
+	// Fenced brokers lead nothing, are in no ISR but as its last members, and are not shown to clients.
 	Fenced bool `cbor:"7,keyasint,omitempty"`
 	// ShuttingDown brokers have asked to leave: they are to lead nothing any more.
 	ShuttingDown bool `cbor:"8,keyasint,omitempty"`

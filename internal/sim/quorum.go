@@ -88,10 +88,12 @@ func (q *quorum) run(c controller.Command) (any, error) {
 		return nil, err
 	}
 	if registers && len(records) > 0 {
+		if next, err := q.img.Apply(records); err == nil {
+			q.s.lastCopies(register.Broker.ID, next)
+		}
 		if q.s.o.Bug == KeepInISR {
 			records = records[:1]
 		}
-		q.s.lastCopies(register.Broker.ID)
 	}
 	return reply, q.append(records)
 }
@@ -166,9 +168,10 @@ func contains(list []int32, id int32) bool {
 	return false
 }
 
-// lastCopies is told that a broker registers anew. Where it is the only one in sync and lost data since, nobody has all of
-// the partition any more. If its disk is another, it must not lead before others that may have more; an unclean election decides what is left.
-func (s *sim) lastCopies(id int32) {
+// lastCopies is told that a broker registers anew, with the image that has it so. Where it counts as in sync all the same and lost data
+// since, the partition may go on without that. If its disk is another, it must not where others may have more; an unclean election
+// decides what is left.
+func (s *sim) lastCopies(id int32, next *metadata.Image) {
 	n := s.node(id)
 	emptied := n.disk != n.known
 	n.known = n.disk
@@ -176,9 +179,8 @@ func (s *sim) lastCopies(id int32) {
 		if !n.lost[slot] {
 			continue
 		}
-		p := s.state(part)
-		if p != nil && len(p.ISR) == 1 && p.ISR[0] == id && !(emptied && len(p.Replicas) > 1) {
-			s.taint(part, p, fmt.Sprintf("broker %d was the last in sync and lost data", id))
+		if _, p, ok := next.Partition(part); ok && contains(p.ISR, id) && !(emptied && len(p.Replicas) > 1) {
+			s.taint(part, p, fmt.Sprintf("broker %d was one of the last in sync and lost data", id))
 		}
 		n.lost[slot] = false
 	}
