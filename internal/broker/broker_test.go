@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"sync"
 	"syscall"
@@ -19,6 +21,7 @@ import (
 	"golang.org/x/time/rate"
 
 	"github.com/varve-io/varve/internal/config"
+	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/metadata"
 	"github.com/varve-io/varve/internal/testport"
 	"github.com/varve-io/varve/internal/tp"
@@ -133,6 +136,46 @@ func (r *running) values(topic string, n int) []string {
 		f.EachRecord(func(rec *kgo.Record) { out = append(out, string(rec.Value)) })
 	}
 	return out
+}
+
+// A partition's folder is gone, and the checkpoint still says how much of it was synced: that must not hold for what is written in its place.
+func TestRecoveryPointOfALostFolder(t *testing.T) {
+	dir := t.TempDir()
+	r := run(t, dir)
+	r.topic("t")
+	for range 5 {
+		if err := r.once("t", "v"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := r.stop(); err != nil {
+		t.Fatal(err)
+	}
+	point := func() int64 {
+		t.Helper()
+		b, err := os.ReadFile(filepath.Join(dir, log.RecoveryPointFile))
+		if err != nil {
+			t.Fatal(err)
+		}
+		points, err := log.ParseCheckpoint(b)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return points[tp.Partition{Topic: "t"}]
+	}
+	if got := point(); got != 5 {
+		t.Fatalf("recovery point %d after a clean end", got)
+	}
+	if err := os.RemoveAll(filepath.Join(dir, "t-0")); err != nil {
+		t.Fatal(err)
+	}
+	again := run(t, dir)
+	if err := again.once("t", "new"); err != nil {
+		t.Fatal(err)
+	}
+	if got := point(); got != 0 {
+		t.Errorf("recovery point %d of a log that is new", got)
+	}
 }
 
 func TestFullDiskIsAnErrorThatGoesAway(t *testing.T) {

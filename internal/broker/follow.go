@@ -187,6 +187,10 @@ func (b *broker) open(ctx context.Context, t target, v config.Values) {
 	}
 	p := partition.New(t.id, t.topic.ID, b.self, l, b.dir.mark(log.HighWatermarkFile, t.id), partition.Hooks{Trimmed: b.flusher.mark, ISRDue: b.isrs.mark, Rolled: b.rolled})
 	b.replicas.put(p)
+	if l.Offsets().RecoveryPoint < b.dir.mark(log.RecoveryPointFile, t.id) {
+		// Of a log that is gone. What is written to this one must not count as synced.
+		b.checkpoint(log.RecoveryPointFile)
+	}
 	p.Suspend(!b.lease.held())
 	b.adjust(ctx, p, t, v)
 }

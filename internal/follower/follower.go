@@ -251,6 +251,10 @@ func (m *Machine) diverge(step Step, a Answer, now time.Time) Effect {
 			}
 		}
 	}
+	if a.LogStart > 0 && to <= a.LogStart {
+		// They may have parted further down, of which the leader knows nothing any more.
+		return m.restart(step, a.LogStart, a.LogStart, nil, nil, now)
+	}
 	if err := m.part.Truncate(step.LeaderEpoch, to); err != nil {
 		if !moved(err) {
 			m.backOff(err, now)

@@ -125,7 +125,7 @@ func (p *pair) answer(s Step) Answer {
 		case epoch < 0 || s.Offset < m.LogStart:
 			return Answer{Code: OutOfRange, Err: errors.New("out of range")}
 		case epoch < s.LastEpoch || end < s.Offset:
-			return Answer{Diverging: true, Epoch: epoch, EndOffset: end}
+			return Answer{Diverging: true, Epoch: epoch, EndOffset: end, HighWatermark: m.HighWatermark, LogStart: m.LogStart}
 		}
 	}
 	a := Answer{HighWatermark: m.HighWatermark, LogStart: m.LogStart}
@@ -422,6 +422,35 @@ func TestCutsWhereTheLogsPart(t *testing.T) {
 	p.same()
 	if got := fmt.Sprint(p.part.Log().Epochs()); got != "[{1 0} {4 8}]" {
 		t.Fatal(got)
+	}
+}
+
+// The logs part below the leader's log start: where, nobody knows any more, and nothing of the follower's is kept.
+func TestPartsBelowTheLogStart(t *testing.T) {
+	p := newPair(t)
+	p.config = Config{Backoff: time.Second}
+	p.write(4)
+	p.run()
+	r := partition.Role{Leader: 1, LeaderEpoch: 2, PartitionEpoch: 2, Replicas: []int32{1, 2}, ISR: []int32{1, 2}}
+	p.part.Assume(r, p.now)
+	lost := p.leader
+	p.leader = p.part
+	p.write(6) // 8 to 20 of epoch 2
+	p.leader = lost
+	p.sequence -= 12
+	p.elect(2, 4)
+	p.write(4) // 8 to 16 of epoch 4
+	if _, err := p.leader.DeleteRecords(13); err != nil {
+		t.Fatal(err)
+	}
+	step := p.m.Next(p.now)
+	p.m.Fetched(step, p.answer(step), p.now)
+	if o := p.part.Log().Offsets(); o.LogStart != 13 || o.End != 13 {
+		t.Fatalf("it keeps what the leader may never have had: %+v", o)
+	}
+	p.run()
+	if o := p.part.Log().Offsets(); o.LogStart != 13 || o.End != 16 {
+		t.Fatalf("%+v", o)
 	}
 }
 

@@ -46,7 +46,9 @@ func place(f partition.Following, o Offsets, c Config) placement {
 		}
 	}
 	switch {
-	case fits && !f.Empty, fits && bound <= f.End && f.LogStart <= o.Start: // an empty one may lack what the tier has before it
+	case fits && (!f.Empty || bound < f.End || bound == f.End && f.LogStart <= o.Start):
+		// An empty one may lack what the tier has before it. It gets that only where its end stays where it is: as a member of the ISR it
+		// has said that it has everything below.
 		return placement{kind: stay}
 	case bound <= o.Start:
 		return placement{plain, o.Start}

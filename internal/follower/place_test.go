@@ -52,6 +52,8 @@ func TestPlace(t *testing.T) {
 		"below the log start, tiered (2.1)":        {has(0, 5), 20, 100, 200, 150, on, placement{fromTier, 150}},
 		"in the local log (1)":                     {has(0, 120), 0, 100, 200, 150, on, placement{kind: stay}},
 		"in the local log, and unknown":            {has(0, 120), 0, 100, 200, none, on, placement{kind: stay}},
+		"its end vouches for what it has":          {partition.Following{Empty: true, LogStart: 200, End: 200}, 0, 100, 200, 150, on, placement{kind: stay}},
+		"records came back: the state before them": {partition.Following{Empty: true, LogStart: 200, End: 200}, 0, 100, 200, 200, on, placement{fromTier, 200}},
 		"started from the tier before, and idle":   {partition.Following{Empty: true, LogStart: 0, End: 200}, 0, 100, 200, 200, on, placement{kind: stay}},
 		"started from the tier, more is uploaded":  {partition.Following{Empty: true, LogStart: 0, End: 150}, 0, 100, 400, 300, on, placement{fromTier, 300}},
 		"started from the tier, leader has less":   {partition.Following{Empty: true, LogStart: 0, End: 150}, 0, 50, 120, 100, on, placement{fromTier, 100}},

@@ -339,6 +339,9 @@ func (r *run) open(t *metadata.Topic, state *metadata.Partition, v config.Values
 	})
 	part.p.Suspend(r.suspended)
 	r.parts[part.slot] = part
+	if l.Offsets().RecoveryPoint < options.RecoveryPoint {
+		r.checkpoint(log.RecoveryPointFile)
+	}
 	r.adjust(part, state, v)
 }
 

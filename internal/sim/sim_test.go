@@ -167,6 +167,9 @@ func TestRegressions(t *testing.T) {
 		{"a recovery point at the log start", 5493, false},
 		{"a clean end beside a dead log", 710, false},
 		{"records that came back without their lineage", 836, false},
+		{"an empty member of the ISR that goes back for its lineage", 40524, false},
+		{"a recovery point of a folder that is gone", 40700, false},
+		{"logs that part below the leader's log start", 43614, false},
 		{"a refusal behind an accepted proposal that nobody heard of", 9, true},
 	} {
 		if r := Run(Options{Seed: c.seed, Transactions: c.transactions}); r.Err != nil {
