@@ -99,6 +99,9 @@ func (p *Partition) advance(now time.Time) (moved bool) {
 	}
 	p.hw = hw
 	p.log.SetHighWatermark(hw)
+	if p.floor > 0 {
+		_ = p.raiseToFloor() // a log that fails is out of service
+	}
 	return true
 }
 
@@ -229,9 +232,10 @@ func (p *Partition) Followed(r FollowerFetch) error {
 	if !slices.Contains(p.role.ISR, r.Follower) && near && f.joining.IsZero() && !r.Now.Before(p.lead.again) {
 		f.joining = r.Now
 	}
+	lead := p.lead
 	moved := p.advance(r.Now)
 	// Only from the high watermark and the start of the epoch on may it join: it could be elected at once.
-	if !f.joining.IsZero() && f.end >= max(p.hw, p.lead.start) && !p.lead.asking {
+	if !f.joining.IsZero() && f.end >= max(p.hw, lead.start) && !lead.asking {
 		p.isrDue = true
 	}
 	if trimmed {

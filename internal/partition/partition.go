@@ -60,6 +60,7 @@ type Partition struct {
 	suspended bool
 	lead      *leadership // nil unless this replica leads
 	hw        int64
+	floor     int64 // the log start that the image has and this log has not yet, 0 for none
 	remote    tier.Segments
 	watchers  [events]map[*Waiter]struct{} // by Event
 	isrDue    bool                         // ISRDue is to be called when the lock is free
@@ -347,7 +348,17 @@ func (p *Partition) SetRemote(remote tier.Segments, logStart int64) error {
 	p.publishLocked()
 	p.log.SetRemoteEnd(remote.End())
 	o := p.log.Offsets()
-	return p.raiseLogStart(max(logStart, reachable(remote, max(logStart, o.LogStart), o.LocalLogStart)))
+	p.floor = max(logStart, reachable(remote, max(logStart, o.LogStart), o.LocalLogStart))
+	return p.raiseToFloor()
+}
+
+// raiseToFloor moves the log start to where the image has it. What lies above the high watermark waits for that to move.
+func (p *Partition) raiseToFloor() error {
+	to := p.floor
+	if to <= p.hw {
+		p.floor = 0
+	}
+	return p.raiseLogStart(to)
 }
 
 // reachable is the first offset from start on from which all is in the tier, or local and to be tiered. What lies before a gap

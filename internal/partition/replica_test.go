@@ -523,3 +523,28 @@ func TestLowWatermark(t *testing.T) {
 		t.Errorf("of a follower: %v", err)
 	}
 }
+
+// What the image has deleted goes when the high watermark allows it, not only with the next image.
+func TestLogStartWaitsForTheHighWatermark(t *testing.T) {
+	w := leads(t, of(0, 1, 2, 3))
+	w.write(3, start)
+	w.write(3, start)
+	begins := func(want int64) {
+		t.Helper()
+		if got := w.Log().Offsets().LogStart; got != want {
+			t.Errorf("log start %d, want %d", got, want)
+		}
+	}
+	if err := w.SetRemote(nil, 4); err != nil {
+		t.Fatal(err)
+	}
+	begins(0)
+	w.fetch(2, 3, start)
+	w.fetch(3, 3, start)
+	w.high(3)
+	begins(3)
+	w.fetch(2, 6, start)
+	w.fetch(3, 6, start)
+	w.high(6)
+	begins(4)
+}
