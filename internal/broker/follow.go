@@ -211,7 +211,7 @@ func (b *broker) adjust(ctx context.Context, p *partition.Partition, t target, v
 	}
 	before, epoch := p.Leadership()
 	leads := t.state.Leader == b.self
-	if leads && l != nil && p.Cause() == nil && b.tier != nil && lacks(l, t.state.Remote) {
+	if leads && l != nil && p.Cause() == nil && b.tier != nil && partition.Lacks(l, t.state.Remote) {
 		b.restore(ctx, p, t)
 	}
 	p.Assume(partition.Role{Leader: t.state.Leader, LeaderEpoch: t.state.LeaderEpoch, PartitionEpoch: t.state.PartitionEpoch,

@@ -9,25 +9,12 @@ import (
 	"github.com/varve-io/varve/internal/log"
 	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/replication"
-	"github.com/varve-io/varve/internal/tier"
 )
 
 // restores are the partitions that are being restored.
 type restores struct{ sync.WaitGroup }
 
 var errRestoring = errors.New("the local log ends before the tier does, and is being restored from the bucket")
-
-// lacks reports whether a log is without what the tier holds, which is committed: it ends before the tier does, or at the tier's
-// end it was written in another leader epoch, and so has other records before that (an unclean election).
-func lacks(l *log.Log, remote tier.Segments) bool {
-	end := remote.End()
-	if end < 0 || end >= l.Offsets().End {
-		return end >= 0
-	}
-	epochs := remote.Find(end).Epochs
-	e, ok := l.EpochForOffset(end)
-	return ok && len(epochs) > 0 && e != epochs[len(epochs)-1].Epoch
-}
 
 // restore makes a leader whose log lacks what the tier holds (its folder was emptied, a disk forgot, or nobody better was
 // left to be elected) continue behind the tier's end, with the lineage and the producers of that place: new records must

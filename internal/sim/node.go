@@ -353,7 +353,7 @@ func (r *run) adjust(part *replica, state *metadata.Partition, v config.Values) 
 		l.SetConfig(logConfig(v))
 	}
 	leads := state.Leader == r.n.id
-	if leads && l != nil && part.p.Cause() == nil && state.Remote.End() >= l.Offsets().End && s.o.Bug != NoRestore {
+	if leads && l != nil && part.p.Cause() == nil && partition.Lacks(l, state.Remote) && s.o.Bug != NoRestore {
 		s.note("%s: broker %d restores it behind %d, it ends at %d", part.id, r.n.id, state.Remote.End(), l.Offsets().End)
 		part.p.Hold(errRestoring)
 		part.held = true

@@ -171,6 +171,7 @@ func TestRegressions(t *testing.T) {
 		{"a recovery point of a folder that is gone", 40700, false},
 		{"logs that part below the leader's log start", 43614, false},
 		{"a log start that waits for the high watermark", 37131, false},
+		{"an unclean leader whose history is not the tier's", 67931, false},
 		{"a refusal behind an accepted proposal that nobody heard of", 9, true},
 	} {
 		if r := Run(Options{Seed: c.seed, Transactions: c.transactions}); r.Err != nil {

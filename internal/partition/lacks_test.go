@@ -1,4 +1,4 @@
-package broker
+package partition_test
 
 import (
 	"testing"
@@ -6,6 +6,7 @@ import (
 
 	"github.com/varve-io/varve/internal/leaderepoch"
 	"github.com/varve-io/varve/internal/log"
+	"github.com/varve-io/varve/internal/partition"
 	"github.com/varve-io/varve/internal/recordbatch"
 	"github.com/varve-io/varve/internal/tier"
 	"github.com/varve-io/varve/internal/tp"
@@ -51,7 +52,7 @@ func TestLogsThatLackWhatTheTierHolds(t *testing.T) {
 		"another leader's at offset": {held(3, leaderepoch.Entry{Epoch: 2}, leaderepoch.Entry{Epoch: 5, StartOffset: 2}), true},
 		"no lineage":                 {held(3), false},
 	} {
-		if got := lacks(l, c.remote); got != c.want {
+		if got := partition.Lacks(l, c.remote); got != c.want {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
