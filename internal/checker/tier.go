@@ -66,7 +66,7 @@ func (c *Checker) Settled(p tp.Partition, all []Rest, trimmed bool) {
 		}
 		mine, theirs := r.Epochs, lead.Epochs
 		if trimmed {
-			from := max(first(mine), first(theirs))
+			from := max(first(mine), first(theirs), r.LogStart)
 			mine, theirs = leaderepoch.New(mine).EntriesInRange(from, r.End), leaderepoch.New(theirs).EntriesInRange(from, r.End)
 		}
 		if h.generation == 0 && !slices.Equal(until(mine, r.End), until(theirs, r.End)) {

@@ -617,6 +617,32 @@ func TestDeletedSegmentsLeaveTheirProducers(t *testing.T) {
 	}
 }
 
+// A disk that fails while the log is closed must not take the only trace of producers whose segments are gone.
+func TestCloseOnAFullDiskLeavesTheProducers(t *testing.T) {
+	r := newRig(t, func(c *Config) { c.SegmentBytes = 400 })
+	raw := records(t, 2, r.now, func(b *recordbatch.Builder) { b.ProducerID, b.ProducerEpoch, b.BaseSequence = 5, 1, 0 })
+	_, err := r.AppendAsLeader(AppendRequest{Records: raw, LeaderEpoch: 3, Now: time.UnixMilli(r.now)})
+	r.must(err)
+	for len(r.Sealed()) == 0 {
+		r.add(1)
+	}
+	base := r.Offsets().ActiveBase
+	r.must(r.TruncateTo(base)) // whose snapshot is at the log's end
+	r.SetHighWatermark(math.MaxInt64)
+	r.must(r.AdvanceLogStart(base))
+	if o := r.Offsets(); o.LocalLogStart != base || o.End != base {
+		t.Fatalf("%+v", o)
+	}
+	r.fs.Inject(vfs.Fault{Op: vfs.OpWrite, Path: segment.SnapshotSuffix, Err: syscall.ENOSPC, Partial: 7})
+	if err := r.Close(); !errors.Is(err, syscall.ENOSPC) {
+		t.Fatal(err)
+	}
+	r.open(false, base, base)
+	if ps := r.Producers(time.UnixMilli(r.now)); len(ps) != 1 || ps[0].ProducerID != 5 || ps[0].LastSequence != 1 {
+		t.Errorf("producers %+v", ps)
+	}
+}
+
 // A log start that moved, but for the lineage, is the one that readers and the last stable offset go by.
 func TestLogStartMovesOnAFullDisk(t *testing.T) {
 	r := newRig(t, nil)

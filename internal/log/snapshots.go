@@ -16,7 +16,14 @@ const snapshotMax = 256 << 20
 // writeSnapshotLocked writes the state of producers at the end of the log as the snapshot of an offset. Without
 // sync a crash may tear it, which its checksum shows.
 func (l *Log) writeSnapshotLocked(offset int64, sync bool) error {
-	err := writeSnapshot(l.fs, l.path(offset, segment.SnapshotSuffix), producerstate.MarshalSnapshot(l.producers.Snapshot()), sync)
+	path, data := l.path(offset, segment.SnapshotSuffix), producerstate.MarshalSnapshot(l.producers.Snapshot())
+	var err error
+	if slices.Contains(l.snapshots, offset) {
+		// The batches before it may be gone from here: nothing could replace it if it were torn.
+		err = vfs.WriteFileAtomic(l.fs, path, data)
+	} else {
+		err = writeSnapshot(l.fs, path, data, sync)
+	}
 	if err != nil {
 		return l.failLocked("write producer snapshot", err)
 	}

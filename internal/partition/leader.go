@@ -229,7 +229,8 @@ func (p *Partition) Followed(r FollowerFetch) error {
 	near := r.Offset >= end || f.leaderEnd >= 0 && r.Offset >= f.leaderEnd
 	trimmed := r.LogStart != f.start
 	f.end, f.start, f.local, f.epoch, f.fetched, f.leaderEnd = r.Offset, r.LogStart, r.LocalStart, r.BrokerEpoch, r.Now, end
-	if !slices.Contains(p.role.ISR, r.Follower) && near && f.joining.IsZero() && !r.Now.Before(p.lead.again) {
+	// One that does not say which run it is might join after that run has ended, and lost what it had.
+	if !slices.Contains(p.role.ISR, r.Follower) && near && f.joining.IsZero() && r.BrokerEpoch >= 0 && !r.Now.Before(p.lead.again) {
 		f.joining = r.Now
 	}
 	lead := p.lead

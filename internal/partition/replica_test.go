@@ -548,3 +548,18 @@ func TestLogStartWaitsForTheHighWatermark(t *testing.T) {
 	w.high(6)
 	begins(4)
 }
+
+// A follower that does not say which run it is may be another one when its proposal is answered: it joins nothing.
+func TestFollowerOfNoRunDoesNotJoin(t *testing.T) {
+	r := of(0, 1, 2, 3)
+	r.ISR = []int32{1, 2}
+	w := leads(t, r)
+	w.write(3, start)
+	w.fetch(2, 3, start)
+	if err := w.Followed(partition.FollowerFetch{Follower: 3, BrokerEpoch: -1, LeaderEpoch: 3, Offset: 3, Now: start}); err != nil {
+		t.Fatal(err)
+	}
+	w.wants(start, "nothing")
+	w.fetch(3, 3, start)
+	w.wants(start, "[1 2 3]")
+}

@@ -261,6 +261,7 @@ func (r *run) follow(img *metadata.Image) {
 	if !ok || me.Incarnation != r.incarnation || img == r.img {
 		return // it has not joined yet
 	}
+	r.epoch = me.Epoch // the answer may have been lost
 	defer r.n.s.touch(r)
 	old := r.img
 	d := metadata.Diff(old, img)
@@ -598,7 +599,7 @@ func (r *run) shutdown() {
 
 func (r *run) close() {
 	n := r.n
-	clean, dead := true, map[*replica]bool{}
+	clean, dead := r.img.Index > 0, map[*replica]bool{} // before it joined it has opened nothing, and cannot tell
 	for _, part := range r.parts {
 		if part == nil {
 			continue
