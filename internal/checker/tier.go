@@ -108,6 +108,9 @@ func (c *Checker) sameProducers(p tp.Partition, h *history, r, lead *Rest) {
 			if min(x.CoordinatorEpoch, y.CoordinatorEpoch) < 0 && lead.LogStart > 0 { // or its last marker
 				x.CoordinatorEpoch = y.CoordinatorEpoch
 			}
+			if x.TxnFirstOffset >= 0 && x.TxnFirstOffset < lead.LogStart && y.TxnFirstOffset >= lead.LogStart { // or where its transaction began
+				x.TxnFirstOffset = y.TxnFirstOffset
+			}
 			if x == y {
 				continue
 			}
