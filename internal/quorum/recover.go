@@ -27,11 +27,11 @@ type Standing struct {
 
 // Inspect reads the log in dir and changes nothing that the node would notice. The node must not run.
 func Inspect(dir string, node int32, logger *slog.Logger) (Standing, error) {
-	s, close, err := openStopped(dir, node, logger)
+	s, release, err := openStopped(dir, node, logger)
 	if err != nil {
 		return Standing{}, err
 	}
-	defer close()
+	defer release()
 	return s.standing()
 }
 
@@ -41,11 +41,11 @@ func Inspect(dir string, node int32, logger *slog.Logger) (Standing, error) {
 // whatever the nodes that are left have, they get the image anew. None of them may run meanwhile, and the one with the greatest term
 // and index should be taken. Lost voters must not come back with their old folders.
 func Recover(dir string, node int32, amend func(*metadata.Image) []metadata.Record, logger *slog.Logger) (Standing, error) {
-	s, close, err := openStopped(dir, node, logger)
+	s, release, err := openStopped(dir, node, logger)
 	if err != nil {
 		return Standing{}, err
 	}
-	defer close()
+	defer release()
 	was, err := s.standing()
 	if err != nil {
 		return Standing{}, err
