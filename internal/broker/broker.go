@@ -361,7 +361,7 @@ func (b *broker) assemble() error {
 		Idle: b.static.Millis("connections.max.idle.ms")}
 	connections := prometheus.NewGauge(prometheus.GaugeOpts{Name: "kafka_server_socketservermetrics_connection_count", Help: "Open client connections."})
 	refused := prometheus.NewCounter(prometheus.CounterOpts{Name: "varve_connections_refused_total", Help: "Connections closed because max.connections were open."})
-	b.registry.MustRegister(connections, refused, b.gauges())
+	b.registry.MustRegister(connections, refused, b.gauges(), clusterGauges{b})
 	b.server = server.New(kafkaapi.New(services), limits, b.log, server.Metrics{Connections: func(d int) { connections.Add(float64(d)) }, Refused: refused.Inc}, b.serveNode)
 	return nil
 }

@@ -294,11 +294,28 @@ func TestTheLastInSyncLosesItsDisk(t *testing.T) {
 	if d := c.describe("orders"); len(d) != 1 || d[0].Leader != -1 || len(d[0].ISR) != 0 {
 		t.Errorf("%+v", d)
 	}
+	leaderless := func(n int) {
+		t.Helper()
+		c.until(fmt.Sprintf("/metrics counts %d partitions without a leader", n), func() bool {
+			body, _ := behind.get("/metrics")
+			return strings.Contains(body, fmt.Sprintf("\nkafka_controller_kafkacontroller_offlinepartitionscount %d\n", n))
+		})
+	}
+	leaderless(1)
 	c.refused("not alive or not in sync", "topic", "elect", "orders")
 	if out := c.varve("topic", "elect", "orders", "--unclean"); !strings.Contains(out, "elected leaders of orders: 0\n") {
 		t.Errorf("%s", out)
 	}
 	c.level("orders")
+	leaderless(0)
+	c.until("one controller is active", func() bool {
+		active := 0
+		for _, n := range c.nodes {
+			body, _ := n.get("/metrics")
+			active += strings.Count(body, "\nkafka_controller_kafkacontroller_activecontrollercount 1\n")
+		}
+		return active == 1
+	})
 	write(50, 55)
 	c.holds("orders", 55)
 	c.identical("orders")
