@@ -36,24 +36,32 @@ func allowed(t *testing.T, list string) (names []string) {
 const secondTries = 3
 
 // goSuite runs listed tests of another project and everything beside them. run runs `go test -v` with further arguments and returns its output.
-func goSuite(t *testing.T, list string, run func(args ...string) string) {
+// count tells which of the other tests' names could be listed.
+func goSuite(t *testing.T, list string, count func(name string) bool, run func(args ...string) string) {
 	t.Helper()
 	out := run()
 	got := verdicts(out)
 	var failed []string
 	for _, name := range allowed(t, list) {
 		if got[name] != "PASS" {
-			failed = append(failed, name)
+			top, _, _ := strings.Cut(name, "/")
+			failed = append(failed, top)
 		}
 	}
+	slices.Sort(failed)
+	failed = slices.Compact(failed)
 	if n := len(failed); n > 0 && n <= secondTries {
 		for _, name := range failed {
 			t.Logf("%s gets a second try: %s\n%s", name, cmp.Or(got[name], "did not end"), about(out, name))
 		}
 		out += run("-run", "^("+strings.Join(failed, "|")+")$")
 	}
-	mustPass(t, list, out, func(name string) bool { return !strings.Contains(name, "/") })
+	mustPass(t, list, out, count)
 }
+
+// topLevel and everything are what goSuite may be told to count.
+func topLevel(name string) bool { return !strings.Contains(name, "/") }
+func everything(string) bool    { return true }
 
 // verdicts are the last ones of each test.
 func verdicts(output string) map[string]string {

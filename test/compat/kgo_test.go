@@ -26,7 +26,7 @@ func franzGo(t *testing.T, b *broker, env ...string) {
 	t.Helper()
 	dir := strings.TrimSpace(command{}.run(t, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/twmb/franz-go"))
 	c := command{dir: dir + "/pkg/kgo", limit: 5 * time.Minute, env: append(env, "KGO_SEEDS="+b.addr, "KGO_TEST_RECORDS=50000", "KGO_LOG_LEVEL=none")}
-	goSuite(t, "kgo.txt", func(args ...string) string {
+	goSuite(t, "kgo.txt", topLevel, func(args ...string) string {
 		t.Helper()
 		out, errs, err := c.try(t, append([]string{"go", "test", "-count=1", "-v", "-timeout", "240s", "."}, args...)...)
 		if err != nil {

@@ -48,7 +48,7 @@ func TestSaramaFunctional(t *testing.T) {
 	env := startProxied(t)
 	dir := strings.TrimSpace(command{}.run(t, "go", "list", "-m", "-f", "{{.Dir}}", "github.com/IBM/sarama"))
 	env = append(env, fmt.Sprintf("TOXIPROXY_ADDR=http://127.0.0.1:%d", toxiproxyPort), "KAFKA_VERSION=4.0.0")
-	goSuite(t, "sarama.txt", func(args ...string) string {
+	goSuite(t, "sarama.txt", topLevel, func(args ...string) string {
 		t.Helper()
 		c := command{dir: dir, limit: 9*time.Minute - time.Since(began), env: env}
 		args = append([]string{"go", "test", "-tags", "functional", "-vet=off", "-count=1", "-v", "-timeout", "480s", "-run", saramaSuite, "."}, args...)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -59,20 +60,24 @@ func trials(t *testing.T, name string, nodes int, limit time.Duration) {
 	}
 	command{env: env}.run(t, ctl, "up", strconv.Itoa(nodes), strconv.Itoa(port))
 	b.ready(t, nodes)
-	env = append(env, "CASES_PIDS="+strings.TrimSpace(command{env: env}.run(t, ctl, "pids")))
 	args := []string{"go", "test", "-count=1", "-v", "-timeout", strconv.Itoa(int(limit.Seconds())) + "s"}
 	if nodes > 1 {
 		// It moves a coordinator, and outlives its test where no python is at hand.
 		args = append(args, "-skip", "^TestC08_OffsetFetchWrongCoordinator$/librdkafka")
 	}
-	out, errs, err := command{dir: filepath.Join(work, "trials", name), env: env, limit: limit + 10*time.Second}.try(t, append(args, ".")...)
-	if err != nil {
-		t.Logf("go test: %v\n%s", err, tail(errs))
-	}
-	for _, addr := range addrs {
-		out = strings.ReplaceAll(out, addr, "BROKER") // in the names of sub-tests too
-	}
-	mustPass(t, list, out, func(string) bool { return true })
+	goSuite(t, list, everything, func(more ...string) string {
+		t.Helper()
+		pids := "CASES_PIDS=" + strings.TrimSpace(command{env: env}.run(t, ctl, "pids"))
+		c := command{dir: filepath.Join(work, "trials", name), env: append(env, pids), limit: limit + 10*time.Second}
+		out, errs, err := c.try(t, slices.Concat(args, []string{"."}, more)...)
+		if err != nil {
+			t.Logf("go test: %v\n%s", err, tail(errs))
+		}
+		for _, addr := range addrs {
+			out = strings.ReplaceAll(out, addr, "BROKER") // in the names of sub-tests too
+		}
+		return out
+	})
 }
 
 // replicated are the settings of a cluster that outlives any of its nodes.
