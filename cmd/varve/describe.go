@@ -225,15 +225,24 @@ func idList(ids []int32) string {
 	return strings.Join(out, ",")
 }
 
-func describeTopic(ctx context.Context, cl *kgo.Client, name string) (*describedTopic, error) {
-	adm := kadm.NewClient(cl)
+// findTopic is a topic as the cluster knows it, also one of its own.
+func findTopic(ctx context.Context, adm *kadm.Client, name string) (kadm.TopicDetail, error) {
 	topics, err := adm.ListTopicsWithInternal(ctx, name)
 	if err != nil {
-		return nil, err
+		return kadm.TopicDetail{}, err
 	}
 	t, ok := topics[name]
 	if !ok || t.Err != nil {
-		return nil, fmt.Errorf("topic %s: %w", name, cmp.Or(t.Err, errors.New("not found")))
+		return kadm.TopicDetail{}, fmt.Errorf("topic %s: %w", name, cmp.Or(t.Err, errors.New("not found")))
+	}
+	return t, nil
+}
+
+func describeTopic(ctx context.Context, cl *kgo.Client, name string) (*describedTopic, error) {
+	adm := kadm.NewClient(cl)
+	t, err := findTopic(ctx, adm, name)
+	if err != nil {
+		return nil, err
 	}
 	d := &describedTopic{Topic: name, ID: tp.UUID(t.ID).String(), Configs: map[string]string{}, MinISR: 1}
 	configs, err := adm.DescribeTopicConfigs(ctx, name)

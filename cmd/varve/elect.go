@@ -1,7 +1,6 @@
 package main
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"io"
@@ -30,13 +29,9 @@ Exit code 1 if a partition that wants a leader did not get one.`,
 				return err
 			}
 			defer adm.Close()
-			topics, err := adm.ListTopicsWithInternal(cmd.Context(), args[0])
+			t, err := findTopic(cmd.Context(), adm, args[0])
 			if err != nil {
 				return err
-			}
-			t, ok := topics[args[0]]
-			if !ok || t.Err != nil {
-				return fmt.Errorf("topic %s: %w", args[0], cmp.Or(t.Err, errors.New("not found")))
 			}
 			if len(partitions) == 0 {
 				partitions = t.Partitions.Numbers()

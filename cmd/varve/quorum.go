@@ -131,22 +131,27 @@ func quorumStatusCommand(c *connection) *cobra.Command {
 			}
 			return c.print(cmd, q, func(w io.Writer) {
 				fmt.Fprintf(w, "leader %d, term %d, committed up to %d\n", q.Leader, q.Term, q.CommitIndex)
-				fmt.Fprintln(w, "NODE\tROLE\tADDRESS")
-				for _, v := range q.Voters {
-					role := "voter"
-					if v.ID == q.Leader {
-						role = "voter, leader"
-					}
-					fmt.Fprintf(w, "%d\t%s\t%s\n", v.ID, role, v.Address)
-				}
-				for _, o := range q.Observers {
-					fmt.Fprintf(w, "%d\tobserver\t%s\n", o.ID, o.Address)
-				}
+				printNodes(w, q.Leader, q.Voters, q.Observers)
 				if why := q.warning(); why != "" {
 					fmt.Fprintf(w, "warning: %s\n", why)
 				}
 			})
 		},
+	}
+}
+
+// printNodes prints a quorum's nodes; leader is -1 where none is known.
+func printNodes(w io.Writer, leader int32, voters, observers []quorumNode) {
+	fmt.Fprintln(w, "NODE\tROLE\tADDRESS")
+	for _, v := range voters {
+		role := "voter"
+		if v.ID == leader {
+			role = "voter, leader"
+		}
+		fmt.Fprintf(w, "%d\t%s\t%s\n", v.ID, role, v.Address)
+	}
+	for _, o := range observers {
+		fmt.Fprintf(w, "%d\tobserver\t%s\n", o.ID, o.Address)
 	}
 }
 

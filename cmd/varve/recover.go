@@ -85,13 +85,7 @@ func (c *connection) recoverQuorum(cmd *cobra.Command, dir string, yes bool) err
 	}
 	return c.print(cmd, r, func(w io.Writer) {
 		fmt.Fprintf(w, "cluster %s, node %d: term %d, index %d, %d topics\n", r.ClusterID, r.Node, r.Term, r.Index, r.Topics)
-		fmt.Fprintln(w, "NODE\tROLE\tADDRESS")
-		for _, v := range r.Voters {
-			fmt.Fprintf(w, "%d\tvoter\t%s\n", v.ID, v.Address)
-		}
-		for _, o := range r.Observers {
-			fmt.Fprintf(w, "%d\tobserver\t%s\n", o.ID, o.Address)
-		}
+		printNodes(w, -1, r.Voters, r.Observers)
 		if yes {
 			fmt.Fprintf(w, "node %d is the only voter now: start it, then the others, and give back votes with varve quorum add ID\n", r.Node)
 		} else {

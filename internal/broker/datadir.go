@@ -105,16 +105,29 @@ func lockDataDir(fsys vfs.FS, path string) (io.Closer, error) {
 	return lock, nil
 }
 
+// readMeta reads whose folder it is; nil if it is nobody's yet.
+func readMeta(fsys vfs.FS, path string) (*log.Meta, error) {
+	b, err := vfs.ReadFile(fsys, filepath.Join(path, log.MetaFile), fileMax)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	m, err := log.ParseMeta(b)
+	if err != nil {
+		return nil, fmt.Errorf("data directory %s: %w", path, err)
+	}
+	return &m, nil
+}
+
 func (d *dataDir) read(logger *slog.Logger) error {
-	b, err := vfs.ReadFile(d.fs, d.file(log.MetaFile), fileMax)
-	if err == nil {
-		m, err := log.ParseMeta(b)
-		if err != nil {
-			return fmt.Errorf("data directory %s: %w", d.path, err)
-		}
-		d.meta, d.id = &m, m.DirectoryID
-	} else if !errors.Is(err, fs.ErrNotExist) {
+	var err error
+	if d.meta, err = readMeta(d.fs, d.path); err != nil {
 		return err
+	}
+	if d.meta != nil {
+		d.id = d.meta.DirectoryID
 	} else if d.id, err = tp.NewUUID(rand.Reader); err != nil {
 		return err
 	}

@@ -177,8 +177,9 @@ func (b *broker) openSome(ctx context.Context, img *metadata.Image) {
 // open opens a partition's log and starts to lead or follow. A log that cannot be opened leaves the partition offline.
 func (b *broker) open(ctx context.Context, t target, v config.Values) {
 	dir := filepath.Join(b.dir.path, t.id.String())
+	synced := b.dir.mark(log.RecoveryPointFile, t.id)
 	l, err := log.Open(log.Options{FS: b.dir.fs, Dir: dir, Partition: t.id, TopicID: t.topic.ID, Config: logConfig(v, b.config().Int64("producer.id.expiration.ms")),
-		Clean: b.dir.clean, RecoveryPoint: b.dir.mark(log.RecoveryPointFile, t.id), LogStart: b.dir.mark(log.LogStartFile, t.id), Compacted: b.dir.mark(log.CompactedFile, t.id),
+		Clean: b.dir.clean, RecoveryPoint: synced, LogStart: b.dir.mark(log.LogStartFile, t.id), Compacted: b.dir.mark(log.CompactedFile, t.id),
 		Now: time.Now(), Logger: b.log, Files: b.files, Jitter: jitter})
 	if err != nil {
 		b.log.Error("partition is offline", "partition", t.id.String(), "cause", err)
@@ -187,7 +188,7 @@ func (b *broker) open(ctx context.Context, t target, v config.Values) {
 	}
 	p := partition.New(t.id, t.topic.ID, b.self, l, b.dir.mark(log.HighWatermarkFile, t.id), partition.Hooks{Trimmed: b.flusher.mark, ISRDue: b.isrs.mark, Rolled: b.rolled})
 	b.replicas.put(p)
-	if l.Offsets().RecoveryPoint < b.dir.mark(log.RecoveryPointFile, t.id) {
+	if l.Offsets().RecoveryPoint < synced {
 		// Of a log that is gone. What is written to this one must not count as synced.
 		b.checkpoint(log.RecoveryPointFile)
 	}

@@ -1,10 +1,8 @@
 package broker
 
 import (
-	"errors"
 	"fmt"
 	"io"
-	"io/fs"
 	"log/slog"
 	"path/filepath"
 
@@ -26,16 +24,12 @@ type StoppedNode struct {
 // OpenStopped locks the folder, so that no broker can start on it until Close.
 func OpenStopped(path string, logger *slog.Logger) (*StoppedNode, error) {
 	fsys := vfs.OS{}
-	b, err := vfs.ReadFile(fsys, filepath.Join(path, log.MetaFile), fileMax)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil, fmt.Errorf("%s is no data directory of a broker: there is no %s in it", path, log.MetaFile)
-	}
+	meta, err := readMeta(fsys, path)
 	if err != nil {
 		return nil, err
 	}
-	meta, err := log.ParseMeta(b)
-	if err != nil {
-		return nil, fmt.Errorf("data directory %s: %w", path, err)
+	if meta == nil {
+		return nil, fmt.Errorf("%s is no data directory of a broker: there is no %s in it", path, log.MetaFile)
 	}
 	lock, err := lockDataDir(fsys, path)
 	if err != nil {

@@ -90,6 +90,16 @@ func (p *pair) write(batches int) {
 	}
 }
 
+// strays has the follower lead in epoch 2 and write batches that nobody takes over.
+func (p *pair) strays(batches int) {
+	p.t.Helper()
+	p.part.Assume(partition.Role{Leader: 1, LeaderEpoch: 2, PartitionEpoch: 2, Replicas: []int32{1, 2}, ISR: []int32{1, 2}}, p.now)
+	lost, next := p.leader, p.sequence
+	p.leader = p.part
+	p.write(batches)
+	p.leader, p.sequence = lost, next
+}
+
 // tier makes everything sealed at the leader known as tiered, on both sides if both know it.
 func (p *pair) tier(both bool) tier.Segments {
 	p.t.Helper()
@@ -406,14 +416,7 @@ func TestCutsWhereTheLogsPart(t *testing.T) {
 	p.config = Config{Backoff: time.Second}
 	p.write(4)
 	p.run()
-	// The follower led for a while and wrote what nobody took over.
-	r := partition.Role{Leader: 1, LeaderEpoch: 2, PartitionEpoch: 2, Replicas: []int32{1, 2}, ISR: []int32{1, 2}}
-	p.part.Assume(r, p.now)
-	lost := p.leader
-	p.leader = p.part
-	p.write(3)
-	p.leader = lost
-	p.sequence -= 6
+	p.strays(3)
 	p.elect(2, 4)
 	p.write(1)
 	if kinds := p.run(); kinds != "ffff" && kinds != "fff" {
@@ -431,13 +434,7 @@ func TestPartsBelowTheLogStart(t *testing.T) {
 	p.config = Config{Backoff: time.Second}
 	p.write(4)
 	p.run()
-	r := partition.Role{Leader: 1, LeaderEpoch: 2, PartitionEpoch: 2, Replicas: []int32{1, 2}, ISR: []int32{1, 2}}
-	p.part.Assume(r, p.now)
-	lost := p.leader
-	p.leader = p.part
-	p.write(6) // 8 to 20 of epoch 2
-	p.leader = lost
-	p.sequence -= 12
+	p.strays(6) // 8 to 20 of epoch 2
 	p.elect(2, 4)
 	p.write(4) // 8 to 16 of epoch 4
 	if _, err := p.leader.DeleteRecords(13); err != nil {

@@ -588,17 +588,24 @@ func TestUploadRanges(t *testing.T) {
 	}
 }
 
+// rollsBehindProducer writes a batch of producer 5 and rolls behind it; its only trace in the active segment is the snapshot there. It returns
+// the segment's base.
+func (r *rig) rollsBehindProducer() int64 {
+	r.t.Helper()
+	raw := records(r.t, 2, r.now, func(b *recordbatch.Builder) { b.ProducerID, b.ProducerEpoch, b.BaseSequence = 5, 1, 0 })
+	_, err := r.AppendAsLeader(AppendRequest{Records: raw, LeaderEpoch: 3, Now: time.UnixMilli(r.now)})
+	r.must(err)
+	for len(r.Sealed()) == 0 {
+		r.add(1)
+	}
+	return r.Offsets().ActiveBase
+}
+
 // A power cut may take a snapshot whose segment it spares. What producers wrote must outlive the segments before it all the same.
 func TestDeletedSegmentsLeaveTheirProducers(t *testing.T) {
 	for _, lost := range []string{"gone", "torn"} {
 		r := newRig(t, func(c *Config) { c.SegmentBytes = 400 })
-		raw := records(t, 2, r.now, func(b *recordbatch.Builder) { b.ProducerID, b.ProducerEpoch, b.BaseSequence = 5, 1, 0 })
-		_, err := r.AppendAsLeader(AppendRequest{Records: raw, LeaderEpoch: 3, Now: time.UnixMilli(r.now)})
-		r.must(err)
-		for len(r.Sealed()) == 0 {
-			r.add(1)
-		}
-		base := r.Offsets().ActiveBase
+		base := r.rollsBehindProducer()
 		snapshot := r.path(base, segment.SnapshotSuffix)
 		r.must(r.Close())
 		if r.must(r.fs.Remove(snapshot)); lost == "torn" {
@@ -620,13 +627,7 @@ func TestDeletedSegmentsLeaveTheirProducers(t *testing.T) {
 // A disk that fails while the log is closed must not take the only trace of producers whose segments are gone.
 func TestCloseOnAFullDiskLeavesTheProducers(t *testing.T) {
 	r := newRig(t, func(c *Config) { c.SegmentBytes = 400 })
-	raw := records(t, 2, r.now, func(b *recordbatch.Builder) { b.ProducerID, b.ProducerEpoch, b.BaseSequence = 5, 1, 0 })
-	_, err := r.AppendAsLeader(AppendRequest{Records: raw, LeaderEpoch: 3, Now: time.UnixMilli(r.now)})
-	r.must(err)
-	for len(r.Sealed()) == 0 {
-		r.add(1)
-	}
-	base := r.Offsets().ActiveBase
+	base := r.rollsBehindProducer()
 	r.must(r.TruncateTo(base)) // whose snapshot is at the log's end
 	r.SetHighWatermark(math.MaxInt64)
 	r.must(r.AdvanceLogStart(base))

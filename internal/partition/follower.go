@@ -100,10 +100,7 @@ func (p *Partition) takeFetched(f Fetched) (restarted, rolled bool, err error) {
 	after := p.log.Offsets()
 	p.hw = max(min(f.HighWatermark, after.End), min(p.hw, after.End))
 	p.log.SetHighWatermark(p.hw)
-	if p.floor > 0 {
-		err = p.raiseToFloor()
-	}
-	if err = errors.Join(err, p.raiseLogStart(f.LogStart)); err != nil {
+	if err := p.raiseLogStart(f.LogStart); err != nil {
 		return restarted, false, err
 	}
 	return restarted, after.ActiveBase != before.ActiveBase, nil

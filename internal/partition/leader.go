@@ -100,7 +100,7 @@ func (p *Partition) advance(now time.Time) (moved bool) {
 	p.hw = hw
 	p.log.SetHighWatermark(hw)
 	if p.floor > 0 {
-		_ = p.raiseToFloor() // a log that fails is out of service
+		_ = p.raiseLogStart(p.floor) // a log that fails is out of service
 	}
 	return true
 }

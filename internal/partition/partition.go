@@ -349,16 +349,7 @@ func (p *Partition) SetRemote(remote tier.Segments, logStart int64) error {
 	p.log.SetRemoteEnd(remote.End())
 	o := p.log.Offsets()
 	p.floor = max(logStart, reachable(remote, max(logStart, o.LogStart), o.LocalLogStart))
-	return p.raiseToFloor()
-}
-
-// raiseToFloor moves the log start to where the image has it. What lies above the high watermark waits for that to move.
-func (p *Partition) raiseToFloor() error {
-	to := p.floor
-	if to <= p.hw {
-		p.floor = 0
-	}
-	return p.raiseLogStart(to)
+	return p.raiseLogStart(p.floor)
 }
 
 // reachable is the first offset from start on from which all is in the tier, or local and to be tiered. What lies before a gap
@@ -375,8 +366,12 @@ func reachable(remote tier.Segments, start, local int64) int64 {
 	return max(at, start)
 }
 
-// raiseLogStart moves the log start up, as far as the high watermark.
+// raiseLogStart moves the log start up, at least to where the image has it, but not beyond the high watermark: the floor waits for that.
 func (p *Partition) raiseLogStart(to int64) error {
+	to = max(to, p.floor)
+	if p.floor <= p.hw {
+		p.floor = 0
+	}
 	if to = min(to, p.hw); to <= p.log.Offsets().LogStart {
 		return nil
 	}

@@ -59,6 +59,16 @@ func goSuite(t *testing.T, list string, count func(name string) bool, run func(a
 	mustPass(t, list, out, count)
 }
 
+// goTest runs `go test -v` and returns what the tests printed, some of which may have failed.
+func (c command) goTest(t *testing.T, args ...string) string {
+	t.Helper()
+	out, errs, err := c.try(t, append([]string{"go", "test", "-count=1", "-v"}, args...)...)
+	if err != nil {
+		t.Logf("go test: %v\n%s", err, tail(errs))
+	}
+	return out
+}
+
 // topLevel and everything are what goSuite may be told to count.
 func topLevel(name string) bool { return !strings.Contains(name, "/") }
 func everything(string) bool    { return true }

@@ -28,10 +28,6 @@ func franzGo(t *testing.T, b *broker, env ...string) {
 	c := command{dir: dir + "/pkg/kgo", limit: 5 * time.Minute, env: append(env, "KGO_SEEDS="+b.addr, "KGO_TEST_RECORDS=50000", "KGO_LOG_LEVEL=none")}
 	goSuite(t, "kgo.txt", topLevel, func(args ...string) string {
 		t.Helper()
-		out, errs, err := c.try(t, append([]string{"go", "test", "-count=1", "-v", "-timeout", "240s", "."}, args...)...)
-		if err != nil {
-			t.Logf("go test: %v\n%s", err, tail(errs))
-		}
-		return out
+		return c.goTest(t, append([]string{"-timeout", "240s", "."}, args...)...)
 	})
 }

@@ -51,12 +51,7 @@ func TestSaramaFunctional(t *testing.T) {
 	goSuite(t, "sarama.txt", topLevel, func(args ...string) string {
 		t.Helper()
 		c := command{dir: dir, limit: 9*time.Minute - time.Since(began), env: env}
-		args = append([]string{"go", "test", "-tags", "functional", "-vet=off", "-count=1", "-v", "-timeout", "480s", "-run", saramaSuite, "."}, args...)
-		out, errs, err := c.try(t, args...)
-		if err != nil {
-			t.Logf("go test: %v\n%s", err, tail(errs))
-		}
-		return out
+		return c.goTest(t, append([]string{"-tags", "functional", "-vet=off", "-timeout", "480s", "-run", saramaSuite, "."}, args...)...)
 	})
 }
 

@@ -60,7 +60,7 @@ func trials(t *testing.T, name string, nodes int, limit time.Duration) {
 	}
 	command{env: env}.run(t, ctl, "up", strconv.Itoa(nodes), strconv.Itoa(port))
 	b.ready(t, nodes)
-	args := []string{"go", "test", "-count=1", "-v", "-timeout", strconv.Itoa(int(limit.Seconds())) + "s"}
+	args := []string{"-timeout", strconv.Itoa(int(limit.Seconds())) + "s"}
 	if nodes > 1 {
 		// It moves a coordinator, and outlives its test where no python is at hand.
 		args = append(args, "-skip", "^TestC08_OffsetFetchWrongCoordinator$/librdkafka")
@@ -69,10 +69,7 @@ func trials(t *testing.T, name string, nodes int, limit time.Duration) {
 		t.Helper()
 		pids := "CASES_PIDS=" + strings.TrimSpace(command{env: env}.run(t, ctl, "pids"))
 		c := command{dir: filepath.Join(work, "trials", name), env: append(env, pids), limit: limit + 10*time.Second}
-		out, errs, err := c.try(t, slices.Concat(args, []string{"."}, more)...)
-		if err != nil {
-			t.Logf("go test: %v\n%s", err, tail(errs))
-		}
+		out := c.goTest(t, slices.Concat(args, []string{"."}, more)...)
 		for _, addr := range addrs {
 			out = strings.ReplaceAll(out, addr, "BROKER") // in the names of sub-tests too
 		}
